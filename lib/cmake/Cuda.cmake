@@ -1,0 +1,1 @@
+set(MESHARD_WITH_CUDA OFF)

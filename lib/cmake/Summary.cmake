@@ -1,0 +1,1 @@
+message(STATUS "meshard ${PROJECT_VERSION}: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_DIR}")

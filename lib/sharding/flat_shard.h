@@ -1,0 +1,26 @@
+#pragma once
+// What an optimizer sees of one parameter group: this rank's shard of the main weights and of their gradient.
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace meshard {
+
+/// Elements [begin, end) of a flat shard, all of one decay class. Padding and gaps belong to no run.
+struct DecayRun {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  bool decay = true;
+};
+
+struct FlatShard {
+  std::string name;            ///< unit and group, for messages: "model.layers.0[fp32]"
+  at::Tensor weight;           ///< main weights, 1-D
+  at::Tensor grad;             ///< 1-D, same numel and dtype; undefined if nothing was accumulated
+  std::vector<DecayRun> runs;  ///< ascending; possibly empty (this rank owns no row)
+};
+
+}  // namespace meshard
