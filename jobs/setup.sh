@@ -98,6 +98,8 @@ torch_in_venv() {
 }
 
 make_venv() {
+  # Of an installation that was interrupted pip would believe that it is complete.
+  torch_in_venv >/dev/null || rm -rf .venv/lib/python3*/site-packages/{torch,torch-*.dist-info}
   if .venv/bin/python -m pip --version >/dev/null 2>&1; then return 0; fi
   have python3 || fail "no python3 here, and no LIBTORCH_DIR." "$(what_is_needed)"
   say "making .venv"
