@@ -38,3 +38,10 @@ target_compile_definitions(meshard_libtorch INTERFACE AT_PER_OPERATOR_HEADERS _G
 target_link_directories(meshard_libtorch INTERFACE ${LIBTORCH_DIR}/lib)
 target_link_libraries(meshard_libtorch INTERFACE -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,--as-needed)
 target_link_options(meshard_libtorch INTERFACE -Wl,-rpath,${LIBTORCH_DIR}/lib)
+
+# LibTorch's include folder carries headers of a newer fmt, which would hide the installed one that we link: the
+# installed one goes first, through a folder that holds nothing else.
+find_path(FMT_INCLUDE_DIR fmt/core.h NO_CACHE)
+file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/include)
+file(CREATE_LINK ${FMT_INCLUDE_DIR}/fmt ${CMAKE_BINARY_DIR}/include/fmt SYMBOLIC)
+target_include_directories(meshard_libtorch BEFORE INTERFACE $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}/include>)
