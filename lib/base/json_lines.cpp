@@ -27,7 +27,9 @@ JsonLines::JsonLines(std::filesystem::path path) : path_(std::move(path)) {
   if (torn) std::fputc('\n', file_);
 }
 
-JsonLines::~JsonLines() { std::fclose(file_); }
+JsonLines::~JsonLines() {
+  std::fclose(file_);
+}
 
 void JsonLines::append(const nlohmann::ordered_json& object) {
   auto line = object.dump() + "\n";

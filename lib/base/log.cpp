@@ -41,6 +41,8 @@ void Log::progress(std::string_view text) {
   write_whole(stdout, fmt::format("\r\033[K{}", text));
 }
 
-void Log::error(std::string_view text) { write_whole(stderr, fmt::format("{}\n", text)); }
+void Log::error(std::string_view text) {
+  write_whole(stderr, fmt::format("{}\n", text));
+}
 
 }  // namespace meshard

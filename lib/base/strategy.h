@@ -12,6 +12,8 @@ enum class Strategy { Ddp, Zero1, Zero2, Fsdp, Hsdp, Hfsdp };
 
 inline constexpr std::array<std::string_view, 6> kStrategyNames = {"ddp", "zero1", "zero2", "fsdp", "hsdp", "hfsdp"};
 
-constexpr std::string_view to_string(Strategy strategy) { return kStrategyNames[static_cast<std::size_t>(strategy)]; }
+constexpr std::string_view to_string(Strategy strategy) {
+  return kStrategyNames[static_cast<std::size_t>(strategy)];
+}
 
 }  // namespace meshard

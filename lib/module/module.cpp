@@ -11,8 +11,10 @@ namespace meshard {
 
 const at::Tensor& Parameter::tensor() const {
   if (!slot_->tensor.defined()) {
-    throw LogicError(fmt::format("a parameter of shape {} was used while its unit is not gathered: run the module through "
-                                 "its call operator, not its parts", slot_->shape));
+    throw LogicError(
+        fmt::format("a parameter of shape {} was used while its unit is not gathered: run the module through "
+                    "its call operator, not its parts",
+                    slot_->shape));
   }
   return slot_->tensor;
 }
@@ -26,7 +28,8 @@ at::Tensor Module::invoke(const at::Tensor& input, const std::function<at::Tenso
   return hooks_->post_forward(body(hooks_->pre_forward(input)));
 }
 
-Parameter Module::add_parameter(std::string name, Shape shape, const at::TensorOptions& options, Init init, bool decay) {
+Parameter Module::add_parameter(std::string name, Shape shape, const at::TensorOptions& options, Init init,
+                                bool decay) {
   auto slot = std::make_shared<Slot>();
   slot->tensor = at::empty(shape, options.requires_grad(std::nullopt));
   slot->dtype = slot->tensor.scalar_type();
@@ -38,16 +41,21 @@ Parameter Module::add_parameter(std::string name, Shape shape, const at::TensorO
   return parameters_.back().parameter;
 }
 
-void Module::add_parameter(std::string name, Parameter tied) { parameters_.push_back({std::move(name), std::move(tied)}); }
+void Module::add_parameter(std::string name, Parameter tied) {
+  parameters_.push_back({std::move(name), std::move(tied)});
+}
 
-at::Tensor Module::add_buffer(std::string name, std::function<at::Tensor()> declared, at::Device device, bool persistent) {
+at::Tensor Module::add_buffer(std::string name, std::function<at::Tensor()> declared, at::Device device,
+                              bool persistent) {
   auto value = declared();
   auto tensor = device.is_meta() ? at::empty_like(value, value.options().device(device)) : value.to(device);
   buffers_.push_back({std::move(name), tensor, std::move(declared), persistent});
   return tensor;
 }
 
-void Module::add_child(std::string name, Module& child) { children_.push_back({std::move(name), &child}); }
+void Module::add_child(std::string name, Module& child) {
+  children_.push_back({std::move(name), &child});
+}
 
 std::string join_name(std::string_view prefix, std::string_view name) {
   return prefix.empty() ? std::string(name) : fmt::format("{}.{}", prefix, name);
@@ -60,7 +68,9 @@ void walk_from(const std::string& fqn, Module& module, const std::function<void(
 }
 }  // namespace
 
-void walk(Module& root, const std::function<void(const std::string&, Module&)>& visit) { walk_from("", root, visit); }
+void walk(Module& root, const std::function<void(const std::string&, Module&)>& visit) {
+  walk_from("", root, visit);
+}
 
 std::vector<NamedParameter> named_parameters(Module& root) {
   std::vector<NamedParameter> all;

@@ -1,10 +1,10 @@
 #pragma once
-// Modules: a tree of named parameters, buffers and children, and the seam where a sharding runtime hooks in. Tensors only:
-// nothing here knows of ranks.
+// Modules: a tree of named parameters, buffers and children, and the seam where a sharding runtime hooks in. Tensors
+// only: nothing here knows of ranks.
 //
 // A parameter is a shared *slot*, not a tensor. The slot (name, shape, initialisation, decay class) is what modules,
-// optimizer and maps hold, for ever; its tensor is swapped by the sharding runtime among meta, shard, full and undefined.
-// Buffers are plain tensors.
+// optimizer and maps hold, for ever; its tensor is swapped by the sharding runtime among meta, shard, full and
+// undefined. Buffers are plain tensors.
 
 #include <ATen/core/Tensor.h>
 
@@ -82,7 +82,8 @@ class Module;
 class ModuleHooks {
  public:
   virtual ~ModuleHooks() = default;
-  /// Local to the module's unit; may communicate. Returns the input to use (the same, or an identity of it in autograd).
+  /// Local to the module's unit; may communicate. Returns the input to use (the same, or an identity of it in
+  /// autograd).
   virtual at::Tensor pre_forward(const at::Tensor& input) = 0;
   virtual at::Tensor post_forward(const at::Tensor& output) = 0;
 };
@@ -111,7 +112,8 @@ class Module {
  protected:
   virtual at::Tensor forward(const at::Tensor& input) = 0;
 
-  /// Local. Runs `body` as this module's forward, between the hooks; for modules whose entry takes more than one tensor.
+  /// Local. Runs `body` as this module's forward, between the hooks; for modules whose entry takes more than one
+  /// tensor.
   at::Tensor invoke(const at::Tensor& input, const std::function<at::Tensor(const at::Tensor&)>& body);
 
   /// Local. Makes a slot with an uninitialised tensor of this shape on `options`' device (meta: no memory).
@@ -141,8 +143,9 @@ std::vector<NamedParameter> named_parameters(Module& root);
 std::string join_name(std::string_view prefix, std::string_view name);
 
 /// Local. Writes or adds a gradient into the parameter's sink if it has one of dtype `dtype`: calls
-/// write(target, beta) with beta 0 (overwrite) or 1 (add), marks it filled and returns true. False: no such sink, so the
-/// caller returns the gradient to autograd.
-bool accumulate_into_sink(Slot& slot, at::ScalarType dtype, const std::function<void(at::Tensor& target, int beta)>& write);
+/// write(target, beta) with beta 0 (overwrite) or 1 (add), marks it filled and returns true. False: no such sink, so
+/// the caller returns the gradient to autograd.
+bool accumulate_into_sink(Slot& slot, at::ScalarType dtype,
+                          const std::function<void(at::Tensor& target, int beta)>& write);
 
 }  // namespace meshard

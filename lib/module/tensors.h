@@ -2,8 +2,8 @@
 // The project's only precompiled header: the narrow core of LibTorch that every room with tensors needs.
 // Operators come from ATen/ops/<name>.h, one by one, in the .cpp that calls them.
 
-#include <ATen/core/Tensor.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>

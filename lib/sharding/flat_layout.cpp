@@ -14,7 +14,9 @@ namespace meshard {
 
 namespace {
 
-std::int64_t align_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
+std::int64_t align_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 std::int64_t row_of(const Shape& shape, int index) {
   if (shape.empty()) throw ShapeError(fmt::format("tensor {} of a group is 0-d; give it one dimension", index));
@@ -57,9 +59,8 @@ class Placer {
     auto used = cursor_ % chunk_;
     auto gap_end = cursor_ - used + chunk_;
     auto next = gap_end;
-    auto conjugate = std::ranges::find_if(regulars_, [&](const Item& item) {
-      return item.numel % chunk_ != 0 && used + item.numel % chunk_ <= chunk_;
-    });
+    auto conjugate = std::ranges::find_if(
+        regulars_, [&](const Item& item) { return item.numel % chunk_ != 0 && used + item.numel % chunk_ <= chunk_; });
     if (conjugate != regulars_.end()) {
       gap_end -= conjugate->numel % chunk_;
       offsets_[conjugate->index] = gap_end;

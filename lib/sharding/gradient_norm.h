@@ -1,0 +1,27 @@
+#pragma once
+// The global gradient norm, independent of the mesh, and clipping by it. sharding.md section 8.
+
+#include <string>
+#include <vector>
+
+#include "sharding/context.h"
+
+namespace meshard {
+
+struct GradientNorm {
+  double value = 0.0;                ///< over all parameters of all ranks
+  std::vector<double> unit_squares;  ///< sum of squares per unit, in unit order: the norms of layers
+  /// Parameters with a non-finite gradient anywhere, the same list on every rank; the first few.
+  std::vector<std::string> nonfinite;
+
+  bool finite() const { return nonfinite.empty(); }
+};
+
+/// Collective over world. Squares are summed in fp64, once per parameter over the axes that shard it, never over
+/// replicas. Every rank gets the same bits, ranks that own nothing included.
+GradientNorm gradient_norm(const ShardingContext& context);
+
+/// Local. Scales every final gradient by max_norm / (norm + 1e-6) if that is below 1; max_norm 0 turns it off.
+void clip_gradients(const ShardingContext& context, const GradientNorm& norm, double max_norm);
+
+}  // namespace meshard

@@ -1,0 +1,269 @@
+#include "sharding/param_group.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace meshard {
+
+namespace {
+
+Placements all_replicated(std::size_t axes) {
+  return Placements(axes, Placement::Replicate);
+}
+
+void check_dtype(at::ScalarType dtype, const char* what) {
+  if (dtype == at::kFloat || dtype == at::kBFloat16) return;
+  throw ArgumentError(fmt::format("{} is {}: use fp32 or bf16 (fp16 would need loss scaling, which is not offered)",
+                                  what, c10::toString(dtype)));
+}
+
+}  // namespace
+
+ParamGroup::ParamGroup(GroupPlan plan, std::string unit, const GroupPlacement& placement, CommAxes axes,
+                       const Precision& precision, double grad_divisor, at::Device device, BufferPool& pool)
+    : plan_(std::move(plan)),
+      name_(std::move(unit)),
+      placement_(placement),
+      axes_(std::move(axes)),
+      precision_(precision),
+      grad_divisor_(grad_divisor),
+      pool_(pool),
+      layout_(std::make_shared<const GlobalLayout>(plan_.layout)) {
+  check_dtype(plan_.dtype, "a parameter's dtype");
+  check_dtype(precision_.param, "precision.param");
+  check_dtype(precision_.reduce, "precision.reduce");
+  if (!(grad_divisor > 0)) throw ArgumentError(fmt::format("grad_divisor must be positive, not {}", grad_divisor));
+  if (!plan_.requires_grad) {  // frozen: nothing is ever updated, so the model weights are the main weights
+    placement_.optimizer = placement_.params;
+    precision_.main_param = precision_.param;
+  }
+  grads_shard_ = std::ranges::find(placement_.grads, Placement::Flat) != placement_.grads.end();
+  auto options = at::TensorOptions().device(device);
+  main_ = DBuffer::empty(layout_, axes_, placement_.optimizer, options.dtype(precision_.main_param));
+  shares_main_ = precision_.param == precision_.main_param && placement_.params == placement_.optimizer;
+  model_ = shares_main_ ? main_ : DBuffer::empty(layout_, axes_, placement_.params, options.dtype(precision_.param));
+  std::vector<at::Tensor> originals;
+  for (auto& entry : plan_.parameters) originals.push_back(entry.parameter.tensor());
+  copy_real_values(originals);
+  make_leaves();
+}
+
+void ParamGroup::copy_real_values(const std::vector<at::Tensor>& originals) {
+  from_meta_ = std::ranges::any_of(originals, [](const at::Tensor& tensor) { return tensor.is_meta(); });
+  for (int i = 0; i < layout_->count(); ++i) {
+    if (originals[i].is_meta()) continue;
+    auto rows = layout_->rows_in(i, main_.range());
+    main_.get_local(i).copy_(originals[i].detach().narrow(0, rows.begin, rows.count()));
+  }
+}
+
+void ParamGroup::make_leaves() {
+  auto replicated = all_replicated(axes_.size());
+  full_ = placement_.gathers() ? as_buffer(tensor_without_memory(layout_->size(), model_.local().options()), replicated)
+                               : model_;
+  for (int i = 0; i < layout_->count(); ++i) {
+    // variable_data: a version counter of its own, so that a refill of the flat storage between forward and backward is
+    // not taken for a change of the saved weight.
+    auto leaf = full_.get_local(i).variable_data();
+    leaf.set_requires_grad(plan_.requires_grad);
+    leaves_.push_back(std::move(leaf));
+  }
+  if (placement_.gathers()) full_.release_storage();
+}
+
+void ParamGroup::install() {
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    plan_.parameters[i].parameter.slot().tensor = placement_.gathers() ? at::Tensor() : leaves_[i];
+  }
+  gathered_ = !placement_.gathers();
+}
+
+DBuffer ParamGroup::as_buffer(at::Tensor local, const Placements& placements) const {
+  return DBuffer::from_local(std::move(local), layout_, axes_, placements);
+}
+
+at::Tensor ParamGroup::empty_flat(const Placements& placements, at::ScalarType dtype) const {
+  return DBuffer::empty(layout_, axes_, placements, main_.local().options().dtype(dtype)).local();
+}
+
+void ParamGroup::start_gather() {
+  if (gathering_ || gathered_) return;
+  refresh_.wait();
+  block_ = pool_.acquire(layout_->size() * full_.local().element_size());
+  attach_memory(full_.local(), block_);
+  gather_ = model_.start_redistribute(all_replicated(axes_.size()), full_, call()).work;
+  gathering_ = true;
+}
+
+void ParamGroup::finish_gather() {
+  refresh_.wait();
+  if (!placement_.gathers()) return;
+  if (gathered_) return;
+  start_gather();
+  gather_.wait();
+  gathering_ = false;
+  gathered_ = true;
+  for (std::size_t i = 0; i < leaves_.size(); ++i) plan_.parameters[i].parameter.slot().tensor = leaves_[i];
+}
+
+void ParamGroup::release() {
+  if (!placement_.gathers() || (!gathered_ && !gathering_)) return;
+  gather_.wait();
+  gathering_ = gathered_ = false;
+  for (auto& entry : plan_.parameters) entry.parameter.slot().tensor = at::Tensor();
+  full_.release_storage();
+  pool_.give_back(std::move(block_));
+}
+
+void ParamGroup::open_sinks() {
+  if (!plan_.requires_grad || partial_.defined()) return;
+  if (grads_shard_) {
+    auto dtype = precision_.reduce;
+    partial_block_ = pool_.acquire(layout_->size() * at::elementSize(dtype));
+    partial_ = tensor_without_memory(layout_->size(), main_.local().options().dtype(dtype));
+    attach_memory(partial_, partial_block_);
+    as_buffer(partial_, all_replicated(axes_.size())).zero_gaps();
+  } else {
+    if (!pending_.defined()) pending_ = empty_flat(placement_.grads, precision_.main_grad);
+    partial_ = pending_;
+  }
+  auto flat = as_buffer(partial_, all_replicated(axes_.size()));
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    plan_.parameters[i].parameter.slot().sink = {flat.get_local(static_cast<int>(i)), !grads_shard_ && pending_filled_};
+  }
+}
+
+void ParamGroup::collect_gradients() {
+  if (!plan_.requires_grad) return;
+  open_sinks();
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    auto& sink = plan_.parameters[i].parameter.slot().sink;
+    auto& grad = leaves_[i].mutable_grad();
+    if (grad.defined()) {
+      sink.filled ? sink.grad.add_(grad) : sink.grad.copy_(grad);
+      grad = at::Tensor();
+    } else if (!sink.filled) {
+      sink.grad.zero_();
+    }
+    sink = {};
+  }
+}
+
+void ParamGroup::start_reduce() {
+  if (!plan_.requires_grad || !grads_shard_) return;
+  std::optional<DBuffer> out;
+  if (!pending_filled_ && precision_.reduce == precision_.main_grad) {
+    if (!pending_.defined()) pending_ = empty_flat(placement_.grads, precision_.main_grad);
+    out = as_buffer(pending_, placement_.grads);
+  }
+  auto partial = as_buffer(partial_, Placements(axes_.size(), Placement::Partial));
+  auto started = partial.start_redistribute(placement_.grads, out, call());
+  reduced_ = started.buffer.local();
+  reduce_ = std::move(started.work);
+}
+
+void ParamGroup::finish_reduce() {
+  if (!plan_.requires_grad) return;
+  if (grads_shard_) {
+    reduce_.wait();
+    if (grad_divisor_ != 1.0) reduced_.div_(grad_divisor_);
+    if (!pending_.defined()) pending_ = empty_flat(placement_.grads, precision_.main_grad);
+    if (!reduced_.is_same(pending_)) pending_filled_ ? pending_.add_(reduced_) : pending_.copy_(reduced_);
+    reduced_ = at::Tensor();
+    pool_.give_back(std::move(partial_block_));
+  }
+  partial_ = at::Tensor();
+  pending_filled_ = true;
+}
+
+at::Tensor ParamGroup::reduce_rest() {
+  if (placement_.grads == placement_.optimizer) return pending_;
+  auto grad = as_buffer(pending_.to(precision_.reduce), placement_.grads);
+  auto to = placement_.grads;
+  for (int axis = static_cast<int>(axes_.size()) - 1; axis >= 0; --axis) {
+    if (to[axis] != Placement::Partial) continue;
+    to[axis] = placement_.optimizer[axis];
+    // An all-reduce works in place: the input is ours to overwrite.
+    std::optional<DBuffer> out;
+    if (to[axis] == Placement::Replicate) out = as_buffer(grad.local(), to);
+    grad = grad.redistribute(to, out, call());
+  }
+  return grad.local();
+}
+
+void ParamGroup::finalize() {
+  if (!plan_.requires_grad || !pending_filled_) return;
+  pending_filled_ = false;
+  auto result = reduce_rest();
+  if (!grads_shard_ && grad_divisor_ != 1.0) result.div_(grad_divisor_);
+  if (final_filled_) {
+    final_.add_(result);
+  } else if (result.is_same(pending_)) {
+    std::swap(pending_, final_);
+  } else if (final_.defined()) {
+    final_.copy_(result);
+  } else {
+    final_ = result.to(precision_.main_grad);
+  }
+  final_filled_ = true;
+}
+
+void ParamGroup::zero_grad() {
+  pending_filled_ = final_filled_ = false;
+  if (!pending_.defined()) std::swap(pending_, final_);
+}
+
+void ParamGroup::refresh() {
+  release();
+  if (shares_main_) return;
+  auto cast = main_.cast(precision_.param);
+  if (placement_.params == placement_.optimizer) {
+    main_.cast(precision_.param, model_);
+    return;
+  }
+  refresh_ = cast.start_redistribute(placement_.params, model_, call()).work;
+}
+
+void ParamGroup::for_each_owned(const std::function<void(const OwnedRange&)>& visit) {
+  for (int i = 0; i < layout_->count(); ++i) {
+    auto rows = layout_->rows_in(i, main_.range());
+    if (rows.count() == 0) continue;
+    visit({plan_.parameters[i], rows.begin * layout_->row_size(i), main_.get_local(i).view({-1})});
+  }
+}
+
+FlatShard ParamGroup::flat_shard() const {
+  FlatShard shard{name_, main_.local(), final_grad(), {}};
+  for (int i = 0; i < layout_->count(); ++i) {
+    auto rows = layout_->rows_in(i, main_.range());
+    if (rows.count() == 0) continue;
+    auto begin = layout_->offset(i) + rows.begin * layout_->row_size(i) - main_.range().begin;
+    shard.runs.push_back(
+        {begin, begin + rows.count() * layout_->row_size(i), plan_.parameters[i].parameter.slot().decay});
+  }
+  std::ranges::sort(shard.runs, {}, &DecayRun::begin);
+  std::vector<DecayRun> merged;
+  for (auto& run : shard.runs) {
+    bool joins = !merged.empty() && merged.back().decay == run.decay && merged.back().end == run.begin;
+    if (joins) {
+      merged.back().end = run.end;
+    } else {
+      merged.push_back(run);
+    }
+  }
+  shard.runs = std::move(merged);
+  return shard;
+}
+
+bool ParamGroup::counts_in_sums() const {
+  for (std::size_t axis = 0; axis < axes_.size(); ++axis) {
+    if (placement_.optimizer[axis] != Placement::Flat && axes_[axis]->rank() != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace meshard

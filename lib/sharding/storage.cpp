@@ -1,0 +1,52 @@
+#include "sharding/storage.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/set.h>
+#include <c10/core/StorageImpl.h>
+
+namespace meshard {
+
+namespace {
+void replace_memory(const at::Tensor& tensor, at::DataPtr memory, std::size_t bytes) {
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(std::move(memory));
+  storage->set_nbytes(bytes);
+}
+}  // namespace
+
+at::Tensor tensor_without_memory(std::int64_t numel, const at::TensorOptions& options) {
+  auto tensor = at::empty({0}, options);
+  auto bytes = static_cast<std::size_t>(numel) * tensor.element_size();
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, at::DataPtr(nullptr, tensor.device()), nullptr, false);
+  tensor.set_(storage, 0, {numel}, {1});
+  return tensor;
+}
+
+void attach_memory(const at::Tensor& tensor, const at::Tensor& block) {
+  auto keep_alive = new at::Tensor(block);
+  at::DataPtr memory(
+      block.data_ptr(), keep_alive, [](void* context) { delete static_cast<at::Tensor*>(context); }, block.device());
+  replace_memory(tensor, std::move(memory), block.nbytes());
+}
+
+void detach_memory(const at::Tensor& tensor) {
+  replace_memory(tensor, at::DataPtr(nullptr, tensor.device()), 0);
+}
+
+at::Tensor BufferPool::acquire(std::int64_t bytes) {
+  auto found = free_.lower_bound(bytes);
+  if (found != free_.end() && found->first < 2 * std::max<std::int64_t>(bytes, 1)) {
+    auto block = std::move(found->second);
+    free_.erase(found);
+    return block;
+  }
+  allocated_ += bytes;
+  return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+}
+
+void BufferPool::give_back(at::Tensor block) {
+  auto bytes = block.numel();
+  free_.emplace(bytes, std::move(block));
+}
+
+}  // namespace meshard
