@@ -50,16 +50,6 @@ python3 with venv and pip so that LibTorch can be installed into .venv. Librarie
 EOF
 }
 
-load_modules() {
-  [[ -n $MESHARD_MODULES ]] || return 0
-  set +u   # the module function of many sites reads variables that may be unset
-  have module || . /etc/profile.d/modules.sh 2>/dev/null || . /etc/profile.d/lmod.sh 2>/dev/null || true
-  have module || fail "MESHARD_MODULES is set but there is no 'module' command here"
-  local name
-  for name in $MESHARD_MODULES; do module load "$name"; done
-  set -u
-}
-
 install_packages() {
   local name missing=()
   if have dpkg-query && have apt-get; then
@@ -187,7 +177,6 @@ build() {
 
 mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
-load_modules
 install_packages
 find_libtorch
 fetch_text
