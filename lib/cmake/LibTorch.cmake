@@ -1,6 +1,10 @@
 # LibTorch, found directly: the folder of an installed `torch` wheel or of an unpacked LibTorch. Its own CMake package
 # fails outright for a CUDA wheel on a machine without the toolkit.
-# Search order: -DLIBTORCH_DIR, $LIBTORCH_DIR, the project's .venv. Defines meshard::libtorch and LIBTORCH_VERSION.
+# Search order: -DLIBTORCH_DIR, $LIBTORCH_DIR, the project's .venv. Defines meshard_libtorch and LIBTORCH_VERSION.
+# Installed along with the rooms: a user's project finds LibTorch the same way (meshard-config.cmake).
+if(TARGET meshard_libtorch)
+  return()
+endif()
 set(LIBTORCH_DIR "$ENV{LIBTORCH_DIR}" CACHE PATH "Folder that holds include/ATen and lib/libtorch.so")
 if(NOT LIBTORCH_DIR)
   file(GLOB candidates ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
@@ -31,7 +35,6 @@ if(EXISTS ${LIBTORCH_DIR}/lib/libtorch_cuda.so)
 endif()
 
 add_library(meshard_libtorch INTERFACE)
-add_library(meshard::libtorch ALIAS meshard_libtorch)
 target_include_directories(meshard_libtorch SYSTEM INTERFACE ${LIBTORCH_DIR}/include
                                                              ${LIBTORCH_DIR}/include/torch/csrc/api/include)
 target_compile_definitions(meshard_libtorch INTERFACE AT_PER_OPERATOR_HEADERS _GLIBCXX_USE_CXX11_ABI=1)

@@ -9,7 +9,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
 endif()
 
 function(meshard_use_tensors target)
-  target_link_libraries(${target} PUBLIC meshard_libtorch)
+  target_link_libraries(${target} PUBLIC $<BUILD_INTERFACE:meshard_libtorch> $<INSTALL_INTERFACE:meshard::libtorch>)
   target_link_libraries(${target} PRIVATE OpenMP::OpenMP_CXX)
   if(NOT target STREQUAL meshard_module)
     target_precompile_headers(${target} REUSE_FROM meshard_module)

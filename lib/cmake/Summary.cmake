@@ -1,1 +1,10 @@
-message(STATUS "meshard ${PROJECT_VERSION}: LibTorch ${LIBTORCH_VERSION} in ${LIBTORCH_DIR}")
+# What was found, in three lines; jobs/setup.sh shows them.
+set(nccl "off")
+if(MESHARD_WITH_CUDA)
+  set(nccl "on")
+elseif(LIBTORCH_HAS_CUDA)
+  set(nccl "off (LibTorch has CUDA; no toolkit or NCCL was found, or MESHARD_CUDA is OFF)")
+endif()
+message(STATUS "meshard ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}, ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
+message(STATUS "meshard LibTorch ${LIBTORCH_VERSION}: ${LIBTORCH_DIR}")
+message(STATUS "meshard MPI ${MPI_C_VERSION}: ${MPI_C_COMPILER}; NCCL backend ${nccl}")
