@@ -123,6 +123,17 @@ find_libtorch() {
   libtorch=$(torch_in_venv) || fail "pip ended well, but there is no LibTorch in .venv: remove .venv and run this again"
 }
 
+# What the NCCL backend is compiled against, without CUDA or a GPU: headers, no tools.
+nccl_headers() {
+  if compgen -G ".venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h" >/dev/null; then return 0; fi
+  if have nvcc && [[ -e /usr/include/nccl.h ]]; then return 0; fi
+  make_venv
+  say "installing the headers of NCCL and CUDA into .venv"
+  pip_install --no-deps nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-cccl 2>build/pip-nccl.log &&
+    pip_install --no-deps nvidia-nccl-cu13 2>>build/pip-nccl.log ||
+    say "SKIPPED: no NCCL headers to be had (build/pip-nccl.log); the NCCL backend is not compiled here"
+}
+
 # The text of the quickstart. Unpacked, not installed: slim systems drop everything below /usr/share/doc.
 fetch_text() {
   local text=build/data/jargon.txt.gz
@@ -179,6 +190,7 @@ mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
 install_packages
 find_libtorch
+if [[ $tests == yes ]]; then nccl_headers; fi
 fetch_text
 build
 say "the binary is $root/build/meshard"
