@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/strategy.h"
+
 namespace meshard {
 
 struct RunConfig {
@@ -15,6 +17,7 @@ struct RunConfig {
   std::string dir = "runs";
   std::uint64_t seed = 1234;
   int threads = 0;  ///< per rank; 0 = auto: cores of the node / ranks on it
+  bool operator==(const RunConfig&) const = default;
 };
 
 struct ExpertBiasConfig {
@@ -22,11 +25,13 @@ struct ExpertBiasConfig {
   double update_rate = 1e-3;
   bool recenter = false;
   double initial = 0.0;
+  bool operator==(const ExpertBiasConfig&) const = default;
 };
 
 struct AuxLossConfig {
   enum class Type { None, Switch, Sequence } type = Type::None;
   double coeff = 0.0;
+  bool operator==(const AuxLossConfig&) const = default;
 };
 
 struct MoeConfig {
@@ -45,6 +50,7 @@ struct MoeConfig {
   AuxLossConfig aux_loss;
   double z_loss_coeff = 0.0;
   std::optional<double> capacity_factor;
+  bool operator==(const MoeConfig&) const = default;
 };
 
 struct ModelConfig {
@@ -64,9 +70,8 @@ struct ModelConfig {
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
   std::optional<MoeConfig> moe;  ///< absent: dense
+  bool operator==(const ModelConfig&) const = default;
 };
-
-enum class Strategy { Ddp, Zero1, Zero2, Fsdp, Hsdp, Hfsdp };
 
 struct ParallelConfig {
   int dp_outer = 1;
@@ -74,6 +79,7 @@ struct ParallelConfig {
   int expert = 1;
   Strategy strategy = Strategy::Fsdp;
   int prefetch = 1;
+  bool operator==(const ParallelConfig&) const = default;
 };
 
 enum class Dtype { Fp32, Bf16 };
@@ -83,10 +89,12 @@ struct PrecisionConfig {
   Dtype main_param = Dtype::Fp32;
   Dtype main_grad = Dtype::Fp32;
   Dtype reduce = Dtype::Fp32;
+  bool operator==(const PrecisionConfig&) const = default;
 };
 
 struct InitConfig {
   enum class Device { Meta, Cpu } device = Device::Meta;
+  bool operator==(const InitConfig&) const = default;
 };
 
 struct TrainConfig {
@@ -99,6 +107,7 @@ struct TrainConfig {
   std::int64_t eval_interval = 0;  ///< 0 = no evaluation
   std::int64_t eval_batches = 8;
   std::optional<double> max_minutes;
+  bool operator==(const TrainConfig&) const = default;
 };
 
 struct OptimizerConfig {
@@ -108,13 +117,16 @@ struct OptimizerConfig {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  bool operator==(const OptimizerConfig&) const = default;
 };
 
 struct LrScheduleConfig {
   enum class Type { Constant, Linear, Cosine, Wsd } type = Type::Constant;
   std::int64_t warmup_steps = 0;
   double min_lr = 0.0;
-  std::optional<std::int64_t> decay_steps;  ///< linear, cosine: steps after warm-up, default the rest; wsd: of the final decay
+  std::optional<std::int64_t>
+      decay_steps;  ///< linear, cosine: steps after warm-up, default the rest; wsd: of the final decay
+  bool operator==(const LrScheduleConfig&) const = default;
 };
 
 struct DataConfig {
@@ -122,6 +134,7 @@ struct DataConfig {
   std::vector<std::string> files;  ///< globs allowed; indexed: prefixes or .bin files
   double validation_fraction = 0.05;
   std::string tokenizer = "bytes";
+  bool operator==(const DataConfig&) const = default;
 };
 
 struct CheckpointConfig {
@@ -132,17 +145,20 @@ struct CheckpointConfig {
   bool on_stop = true;
   enum class OnError { Stop, Continue } on_error = OnError::Stop;
   bool strict = true;
+  bool operator==(const CheckpointConfig&) const = default;
 };
 
 struct LoggingConfig {
   std::int64_t interval = 10;
   bool per_layer = false;
   std::optional<double> peak_tflops;
+  bool operator==(const LoggingConfig&) const = default;
 };
 
 struct HealthConfig {
   enum class OnNonfinite { Stop, Skip } on_nonfinite = OnNonfinite::Stop;
   std::int64_t interval = 50;
+  bool operator==(const HealthConfig&) const = default;
 };
 
 struct RegressionConfig {
@@ -150,11 +166,13 @@ struct RegressionConfig {
   bool guards = true;
   std::optional<std::string> record_routing;
   std::optional<std::string> replay_routing;
+  bool operator==(const RegressionConfig&) const = default;
 };
 
 struct CommConfig {
   enum class Backend { Auto, Mpi, Nccl } backend = Backend::Auto;
   int timeout_s = 600;
+  bool operator==(const CommConfig&) const = default;
 };
 
 struct Config {
@@ -177,6 +195,7 @@ struct Config {
   std::int64_t accumulation_steps(int ranks) const {
     return train.global_batch_size / (train.micro_batch_size * ranks);
   }
+  bool operator==(const Config&) const = default;
 };
 
 /// Local. Reads a YAML file strictly, applies `overrides` ("a.b=value", the same checks), fills defaults in, and checks
@@ -204,7 +223,6 @@ struct KeyDoc {
 /// Local. Every key, in the order of the file. README's table is tested against it.
 const std::vector<KeyDoc>& config_keys();
 
-std::string_view to_string(Strategy strategy);
 std::string_view to_string(Dtype dtype);
 
 }  // namespace meshard

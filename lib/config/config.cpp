@@ -1,0 +1,145 @@
+#include "config/config.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <sstream>
+
+#include "base/error.h"
+#include "config/checks.h"
+#include "config/hugging_face.h"
+#include "config/keys.h"
+#include "config/overrides.h"
+
+namespace meshard {
+namespace {
+
+using Written = std::map<std::string, YamlNode>;
+
+// Gathers the keys that were written below `section`; what is no key goes into the report.
+void collect(const YamlNode& section, const std::string& path, Written& written, Report& report) {
+  for (const auto& child : section.children) {
+    auto child_path = path.empty() ? child.key : path + "." + child.key;
+    const bool key = find_key(child_path) != nullptr, inner = is_section(child_path);
+    if (!key && !inner) {
+      report.add(child.key_place, child_path, unknown_key(child_path));
+      continue;
+    }
+    // A section stands where its name does: what it lacks is reported there.
+    report.note(child_path, inner ? child.key_place : child.place);
+    if (key) written.emplace(child_path, child);
+    if (!inner) continue;
+    if (child.kind == YamlNode::Kind::Scalar || child.kind == YamlNode::Kind::List) {
+      report.add(child.place, child_path, "is a section; expected keys below it, like `key: value`");
+    } else {
+      collect(child, child_path, written, report);
+    }
+  }
+}
+
+void add_hugging_face(YamlNode& root, Report& report) {
+  auto* model = root.find("model");
+  auto* from = model == nullptr ? nullptr : model->find("from_hf");
+  if (from == nullptr) return;
+  std::string file;
+  if (read_value(*from, {}, file)) return;  // reported when the key itself is read
+  merge_missing(*model, read_hugging_face(file, from->place, report), 1);
+}
+
+Config read_keys(const Written& written, Report& report) {
+  Config config;
+  for (const auto& row : key_table()) {
+    const auto& path = row.doc.key;
+    if (path.starts_with("model.moe.") && !config.model.moe) continue;
+    if (auto found = written.find(path); found != written.end()) {
+      if (!report.clean({path})) continue;
+      if (auto problem = row.read(config, found->second)) report.add(found->second.place, path, *problem);
+    } else if (row.required && report.clean({path})) {
+      report.at(path, fmt::format("missing; expected {}{}{}: {}", row.doc.type, row.doc.range.empty() ? "" : " ",
+                                  row.doc.range, row.doc.text));
+    }
+  }
+  return config;
+}
+
+std::string read_file(const std::filesystem::path& file) {
+  auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("config error: 1 problem in {}\n  {}: {}; expected a YAML file", file.string(),
+                                  file.filename().string(), why));
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) refuse("is a folder");
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  if (!in) refuse(fmt::format("cannot be read ({})", std::strerror(errno)));
+  if (in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
+  if (in.bad()) refuse("cannot be read to its end");
+  return text.str();
+}
+
+}  // namespace
+
+Config parse_config(const std::string& text, const std::string& name, const std::vector<std::string>& overrides,
+                    int ranks) {
+  if (ranks < 1) throw ArgumentError(fmt::format("a config is for at least 1 rank, not {}", ranks));
+  Report report(name);
+  auto root = parse_yaml(text, report);
+  if (root.kind != YamlNode::Kind::Map) {
+    const bool empty = root.kind == YamlNode::Kind::Null && report.clean({""});
+    if (empty) report.add(root.place, "", "the file is empty; expected `schema: 1` and sections of keys");
+    if (root.kind != YamlNode::Kind::Null) report.add(root.place, "", "expected `schema: 1` and sections of keys");
+    report.throw_if_any();
+  }
+  report.note("", root.place);
+  for (const auto& assignment : overrides) apply_override(root, assignment, report);
+  add_hugging_face(root, report);
+  Written written;
+  collect(root, "", written, report);
+  auto config = read_keys(written, report);
+  check_model(config, report);
+  check_run(config, ranks, report);
+  report.throw_if_any();
+  return config;
+}
+
+Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, int ranks) {
+  return parse_config(read_file(file), file.string(), overrides, ranks);
+}
+
+std::string resolved_yaml(const Config& config) {
+  std::string yaml;
+  std::vector<std::string> open;  // sections around the last line
+  for (const auto& row : key_table()) {
+    auto value = row.write(config);
+    if (!value) continue;
+    std::vector<std::string> parts;
+    std::istringstream path(row.doc.key);
+    for (std::string part; std::getline(path, part, '.');) parts.push_back(part);
+    for (std::size_t depth = 0; depth < parts.size(); ++depth) {
+      const bool last = depth + 1 == parts.size();
+      if (!last && depth < open.size() && open[depth] == parts[depth]) continue;
+      open.resize(std::min(open.size(), depth));
+      yaml += std::string(2 * depth, ' ') + parts[depth] + (last ? ": " + *value : ":") + "\n";
+      if (!last) open.push_back(parts[depth]);
+    }
+  }
+  return yaml;
+}
+
+const std::vector<KeyDoc>& config_keys() {
+  static const auto docs = [] {
+    std::vector<KeyDoc> all;
+    for (const auto& row : key_table()) all.push_back(row.doc);
+    return all;
+  }();
+  return docs;
+}
+
+std::string_view to_string(Dtype dtype) {
+  return word_of(dtype);
+}
+
+}  // namespace meshard

@@ -1,0 +1,55 @@
+#pragma once
+// The problems of one configuration, gathered so that the user sees all of them at once, each with its place.
+
+#include <initializer_list>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace meshard {
+
+/// Where a key or value was written: line and column of the file (from 1), or an override.
+struct Place {
+  int line = 1;
+  int column = 1;
+  std::string override_key = {};  ///< `a.b` of `--set a.b=v`; empty for the file
+  std::string via = {};           ///< the config.json that a value was taken from; empty for a value written here
+};
+
+class Report {
+ public:
+  /// Local. `file` as the user named it: the first line has all of it, each problem its last component.
+  explicit Report(std::string file) : file_(std::move(file)) {}
+
+  /// Local. Remembers where a key (or section) stands; `at` and `given` look there. "" is the document itself.
+  void note(const std::string& path, const Place& place) { places_[path] = place; }
+  bool given(const std::string& path) const { return places_.count(path) != 0; }
+
+  /// Local. A problem at a place. `path` may be empty (the whole document).
+  void add(const Place& place, const std::string& path, std::string what);
+  /// Local. A problem of a key, at its own place, or at the nearest section above it that was written.
+  void at(const std::string& path, std::string what);
+
+  /// Local. Whether none of these keys, nor a section around one, has a problem: only then may they be compared.
+  bool clean(std::initializer_list<std::string_view> paths) const;
+
+  /// Local. Throws ConfigError with every problem, in the order of the file, overrides last. Nothing if there is none.
+  void throw_if_any() const;
+
+ private:
+  struct Problem {
+    Place place;
+    std::string path;
+    std::string what;
+  };
+  std::string line_of(const Problem& problem) const;
+
+  std::string file_;
+  std::map<std::string, Place> places_;
+  std::set<std::string, std::less<>> bad_;
+  std::vector<Problem> problems_;
+};
+
+}  // namespace meshard

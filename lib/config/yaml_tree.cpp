@@ -1,0 +1,144 @@
+#include "config/yaml_tree.h"
+
+#include <fmt/format.h>
+#include <yaml-cpp/yaml.h>
+
+#include <algorithm>
+
+namespace meshard {
+namespace {
+
+constexpr int kMaxDepth = 32;
+// Aliases of aliases can describe more nodes than memory holds; no config comes near this.
+constexpr int kMaxNodes = 100000;
+
+class Converter {
+ public:
+  Converter(Report& report, const std::string& override_key) : report_(report), override_key_(override_key) {}
+
+  YamlNode convert(const YAML::Node& from, const std::string& path, int depth) {
+    YamlNode node;
+    node.place = place_of(from.Mark());
+    if (!room_for_one_more(node.place, depth)) return node;
+    if (const auto& tag = from.Tag(); !tag.empty() && tag != "?" && tag != "!") {
+      report_.add(node.place, path, fmt::format("the YAML tag `{}` is not allowed here; write the plain value", tag));
+    }
+    if (from.IsScalar()) {
+      node.kind = YamlNode::Kind::Scalar;
+      node.text = from.Scalar();
+      node.quoted = from.Tag() == "!";
+    } else if (from.IsSequence()) {
+      node.kind = YamlNode::Kind::List;
+      for (const auto& item : from) node.children.push_back(convert(item, path, depth + 1));
+    } else if (from.IsMap()) {
+      convert_map(from, node, path, depth);
+    }
+    return node;
+  }
+
+  Place place_of(const YAML::Mark& mark) const {
+    if (mark.is_null()) return {1, 1, override_key_, ""};
+    return {mark.line + 1, mark.column + 1, override_key_, ""};
+  }
+
+ private:
+  bool room_for_one_more(const Place& place, int depth) {
+    if (++nodes_ <= kMaxNodes && depth <= kMaxDepth) return true;
+    if (!overflowed_) {
+      report_.add(place, "", "nested too deeply or too large; is there an alias that contains itself?");
+    }
+    overflowed_ = true;
+    return false;
+  }
+
+  void convert_map(const YAML::Node& from, YamlNode& node, const std::string& path, int depth) {
+    node.kind = YamlNode::Kind::Map;
+    std::vector<YamlNode> merged;
+    for (const auto& entry : from) {
+      auto key_place = place_of(entry.first.Mark());
+      if (!entry.first.IsScalar()) {
+        report_.add(key_place, path, "a key here is not a plain word; expected `key: value`");
+        continue;
+      }
+      const auto& key = entry.first.Scalar();
+      auto child_path = path.empty() ? key : path + "." + key;
+      auto child = convert(entry.second, child_path, depth + 1);
+      if (key == "<<") {
+        add_merge_sources(child, merged, key_place, child_path);
+        continue;
+      }
+      child.key = key;
+      child.key_place = key_place;
+      if (child.kind == YamlNode::Kind::Null) child.place = key_place;
+      if (const auto* first = node.find(key)) {
+        auto line = override_key_.empty() ? fmt::format("; first given at line {}", first->key_place.line) : "";
+        report_.add(key_place, child_path, fmt::format("duplicate key{}; keep one", line));
+      } else {
+        node.children.push_back(std::move(child));
+      }
+    }
+    for (const auto& source : merged) merge_missing(node, source, 0);
+  }
+
+  void add_merge_sources(const YamlNode& value, std::vector<YamlNode>& sources, const Place& place,
+                         const std::string& path) {
+    auto add = [&](const YamlNode& source) {
+      if (source.kind == YamlNode::Kind::Map) {
+        sources.push_back(source);
+      } else {
+        report_.add(place, path, "a merge key takes a map or a list of maps; expected `<<: *name`");
+      }
+    };
+    if (value.kind == YamlNode::Kind::List) {
+      std::ranges::for_each(value.children, add);
+    } else {
+      add(value);
+    }
+  }
+
+  Report& report_;
+  std::string override_key_;
+  int nodes_ = 0;
+  bool overflowed_ = false;
+};
+
+}  // namespace
+
+YamlNode* YamlNode::find(const std::string& name) {
+  auto found = std::ranges::find(children, name, &YamlNode::key);
+  return kind == Kind::Map && found != children.end() ? &*found : nullptr;
+}
+
+void YamlNode::move_to(const Place& to) {
+  place = key_place = to;
+  for (auto& child : children) child.move_to(to);
+}
+
+YamlNode parse_yaml(const std::string& text, Report& report, const std::string& override_key) {
+  Converter converter(report, override_key);
+  try {
+    auto documents = YAML::LoadAll(text);
+    if (documents.empty()) return {};
+    if (documents.size() > 1) {
+      report.add(converter.place_of(documents[1].Mark()), override_key,
+                 "a second YAML document (`---`); expected one per file");
+    }
+    return converter.convert(documents[0], override_key, 0);
+  } catch (const YAML::Exception& error) {
+    report.add(converter.place_of(error.mark), override_key, fmt::format("not valid YAML: {}", error.msg));
+    return {};
+  }
+}
+
+void merge_missing(YamlNode& into, const YamlNode& defaults, int depth) {
+  for (const auto& child : defaults.children) {
+    auto* mine = into.find(child.key);
+    if (mine == nullptr) {
+      into.children.push_back(child);
+    } else if (depth > 0 && mine->kind == YamlNode::Kind::Map && child.kind == YamlNode::Kind::Map) {
+      merge_missing(*mine, child, depth - 1);
+    }
+  }
+}
+
+}  // namespace meshard
