@@ -32,7 +32,7 @@ YamlNode* make_path(YamlNode& root, const std::string& path, const Place& place)
 void apply_override(YamlNode& root, const std::string& assignment, Report& report) {
   auto equals = assignment.find('=');
   auto path = assignment.substr(0, equals);
-  Place place{.override_key = path.empty() ? assignment : path};
+  Place place{.override_key = !path.empty() ? path : assignment.empty() ? "''" : assignment};
   if (equals == std::string::npos || path.empty()) {
     report.add(place, place.override_key, "is not an assignment; expected `--set section.key=value`");
     return;

@@ -248,6 +248,7 @@ BOOST_AUTO_TEST_CASE(overrides_are_checked) {
   refused("train.stesp=5", "train.stesp: unknown key; did you mean `steps`?");
   refused("parralel.expert=1", "parralel.expert: unknown key; did you mean `parallel.expert`?");
   refused("train.steps", "train.steps: is not an assignment; expected `--set section.key=value`");
+  refused("", "'': is not an assignment; expected `--set section.key=value`");
   refused("=3", "=3: is not an assignment; expected `--set section.key=value`");
   refused("data.files=[a", "data.files: not valid YAML: end of sequence flow not found");
   refused("data.files=a", "data.files: `a` is not what this key takes; expected a list of texts, like [a, b]");
