@@ -1,9 +1,10 @@
 #pragma once
-// The meshes of a run as pure arithmetic: any number of ranks, no MPI (`plan` uses it for 2,048). sharding.md section 1.
+// The meshes of a run as pure arithmetic: any number of ranks, no MPI (`plan` uses it for 2,048). sharding.md
+// section 1.
 //
 //   dense   rank = outer * dp_shard + inner                      axes dp_outer, dp_shard
-//   world   position = inner * dp_outer + outer                  axis world: the order in which a 2-D flat buffer is cut
-//   expert  rank = expert_dp_rank * ep + expert_rank             axes expert_dp, expert
+//   world   position = inner * dp_outer + outer                  axis world: the order in which a 2-D flat buffer is
+//   cut expert  rank = expert_dp_rank * ep + expert_rank             axes expert_dp, expert
 
 #include <string_view>
 #include <vector>
@@ -29,9 +30,9 @@ class MeshShape {
 
   /// Local. Number of ranks along an axis.
   int size(Axis axis) const;
-  /// Local. Position of world rank `rank` along `axis`.
+  /// Local. Position of world rank `rank` along `axis`. ArgumentError for a rank outside [0, ranks), here and below.
   int coordinate(Axis axis, int rank) const;
-  /// Local. World ranks that share an `axis` communicator with `rank`, in axis order.
+  /// Local. World ranks that share an `axis` communicator with `rank`, in axis order: element i has coordinate i.
   std::vector<int> members(Axis axis, int rank) const;
   /// Local. A number equal for exactly the ranks that share an `axis` communicator: MPI_Comm_split's color.
   int color(Axis axis, int rank) const;

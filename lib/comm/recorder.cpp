@@ -1,0 +1,92 @@
+#include "comm/recorder.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+
+namespace meshard {
+
+namespace {
+double steady_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void mark_left(Ring& ring, std::uint64_t sequence) {
+  auto& entry = ring.entries[sequence % kRingEntries];
+  if (entry.sequence == sequence) entry.left = wall_seconds();
+}
+}  // namespace
+
+Recorder::Recorder(const std::filesystem::path& folder, int rank, const std::string& host, std::uint64_t launch)
+    : file_(std::make_unique<RingFile>(folder, rank)) {
+  ring().rank = rank;
+  ring().pid = ::getpid();
+  copy_text(ring().host, host);
+  ring().launch = launch;
+  enter_phase("start-up");
+}
+
+CallRecord Recorder::enter(std::string_view operation, const std::string& axis, std::int64_t bytes,
+                           const CallInfo& info) {
+  CallRecord call{.sequence = ring().sequence.load(std::memory_order_relaxed) + 1,
+                  .operation = operation,
+                  .axis = axis,
+                  .control = info.control || axis == kControlAxis,
+                  .since = steady_seconds()};
+  ledger(call.control).add(operation, axis, bytes);
+  auto& entry = ring().entries[call.sequence % kRingEntries];
+  entry.sequence = call.sequence;
+  entry.bytes = bytes;
+  entry.entered = wall_seconds();
+  entry.left = 0.0;
+  copy_text(entry.operation, operation);
+  copy_text(entry.axis, axis);
+  copy_text(entry.unit, info.unit);
+  ring().sequence.store(call.sequence, std::memory_order_release);
+  return call;
+}
+
+void Recorder::issued(const CallRecord& call) {
+  ledger(call.control).add_seconds(call.operation, call.axis, steady_seconds() - call.since);
+}
+
+void Recorder::begin_wait(CallRecord& call) {
+  call.since = steady_seconds();
+  ring().waiting_since = wall_seconds();
+  ring().waiting.store(call.sequence, std::memory_order_release);
+}
+
+void Recorder::end_wait(CallRecord& call, bool complete) {
+  ring().waiting.store(0, std::memory_order_release);
+  if (!complete) return;
+  issued(call);
+  mark_left(ring(), call.sequence);
+}
+
+void Recorder::complete(const CallRecord& call, double seconds) {
+  ledger(call.control).add_seconds(call.operation, call.axis, seconds);
+  mark_left(ring(), call.sequence);
+}
+
+void Recorder::enter_phase(std::string_view phase) {
+  copy_text(ring().phase, phase);
+  ring().phase_since = wall_seconds();
+}
+
+void Recorder::move(const std::filesystem::path& folder) {
+  if (std::filesystem::weakly_canonical(folder) == std::filesystem::weakly_canonical(this->folder())) return;
+  auto next = std::make_unique<RingFile>(folder, ring().rank);
+  std::lock_guard lock(mutex_);
+  // Both mappings are plain memory of this process, and its only other writer, the heartbeat, is locked out.
+  std::memcpy(static_cast<void*>(&next->ring()), static_cast<const void*>(&ring()), sizeof(Ring));
+  file_->remove();
+  file_ = std::move(next);
+}
+
+std::filesystem::path Recorder::folder() const {
+  std::lock_guard lock(mutex_);
+  return file_->path().parent_path();
+}
+
+}  // namespace meshard
