@@ -10,8 +10,8 @@
 namespace meshard {
 
 namespace {
-// At most this many units have their gradients on the way at a time: the storage that `plan` counts for reductions.
-constexpr std::size_t kReductionsInFlight = 2;
+// Units whose gradients may be on the way while the next unit fills its own: two buffers in all, as `plan` counts them.
+constexpr std::size_t kReductionsInFlight = 1;
 
 thread_local bool a_scope_is_open = false;
 }  // namespace

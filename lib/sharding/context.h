@@ -74,7 +74,7 @@ class ShardingContext {
   /// microbatches wait.
   class NoSync {
    public:
-    explicit NoSync(bool& last) : last_(last), before_(last) { last_ = false; }
+    NoSync(bool& last, bool enabled) : last_(last), before_(last) { last_ = last && !enabled; }
     ~NoSync() { last_ = before_; }
     NoSync(const NoSync&) = delete;
     NoSync& operator=(const NoSync&) = delete;
@@ -83,8 +83,9 @@ class ShardingContext {
     bool& last_;
     bool before_;
   };
-  /// Local. Restores what was before on every exit.
-  NoSync no_sync() { return NoSync(last_microbatch_); }
+  /// Local. Restores what was before on every exit. `enabled` false: does nothing, for a loop whose last pass it must
+  /// not cover.
+  NoSync no_sync(bool enabled = true) { return NoSync(last_microbatch_, enabled); }
 
   /// Local. What the optimizer updates: one shard per group that requires gradients, in unit order. LogicError, naming
   /// the unit, if gradients are pending (no backward outside no_sync() since) or were never computed.

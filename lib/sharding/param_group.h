@@ -62,6 +62,8 @@ class ParamGroup {
   /// Local. Empties both; the next backward starts afresh.
   void zero_grad();
   bool has_pending() const { return pending_filled_; }
+  /// Gradients that wait for the step's last backward, placement G; undefined if there are none.
+  const at::Tensor& pending_grad() const { return pending_filled_ ? pending_ : undefined_; }
 
   // -- weights
   /// Collective over the axes where P holds more than O. Main weights -> model weights; does not wait (the next use

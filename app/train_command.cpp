@@ -1,0 +1,78 @@
+#include <memory>
+
+#include "app/commands.h"
+#include "comm/world.h"
+#include "config/config.h"
+#include "train/run.h"
+#include "train/stop.h"
+
+namespace meshard {
+
+namespace {
+
+struct TrainArguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string run_dir;
+  std::optional<int> expect_ranks;
+  RunOptions options;
+};
+
+Backend backend_of(CommConfig::Backend backend) {
+  switch (backend) {
+    case CommConfig::Backend::Mpi:
+      return Backend::Mpi;
+    case CommConfig::Backend::Nccl:
+      return Backend::Nccl;
+    default:
+      return Backend::Auto;
+  }
+}
+
+int train(const TrainArguments& arguments) {
+  catch_stop_signals();
+  WorldOptions options;
+  options.backend = Backend::Mpi;  // until the config, which needs the number of ranks, has its say
+  options.expect_ranks = arguments.expect_ranks;
+  World world(options);
+  try {
+    auto config = load_config(arguments.config, arguments.overrides, world.size());
+    options.backend = backend_of(config.comm.backend);
+    options.timeout = std::chrono::seconds(config.comm.timeout_s);
+    world.choose_backend(options);
+    Log log(world.rank() == 0);
+    auto outcome = run_training(world, config, arguments.options, log);
+    if (outcome.exit_code != kExitDone && world.rank() == 0) Log::error(outcome.reason);
+    return outcome.exit_code;
+  } catch (const Error& error) {
+    world.abandon(error.what(), error.code());
+  } catch (const std::exception& error) {
+    world.abandon(error.what(), kExitFailure);
+  }
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Command& run) {
+  auto arguments = std::make_shared<TrainArguments>();
+  auto& options = arguments->options;
+  auto* command = app.add_subcommand("train", "Trains a model. Start it under mpirun, or alone as one rank.");
+  command->add_option("config", arguments->config, "YAML file")->required();
+  command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=10")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command->add_option("--resume", options.resume, "auto: continue what the run folder holds; none: it must be unused")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, Resume>{{"auto", Resume::Auto}, {"none", Resume::None}}));
+  command->add_option("--run-dir", options.run_dir, "Run folder; default run.dir/run.name")->type_name("DIR");
+  command->add_flag("--overwrite", options.overwrite, "Start anew in a used run folder");
+  command->add_option("--expect-ranks", arguments->expect_ranks, "Refuse to run on another number of ranks")
+      ->type_name("N");
+  command->add_flag("--progress", options.progress, "One progress line instead of a line per logged step");
+  command->footer(
+      "Examples:\n  mpirun -n 4 meshard train configs/quickstart.yaml\n"
+      "  mpirun -n 8 meshard train run.yaml --set parallel.strategy=hfsdp --run-dir runs/hfsdp");
+  command->callback([arguments, &run] { run = [arguments] { return train(*arguments); }; });
+}
+
+}  // namespace meshard

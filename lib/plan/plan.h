@@ -1,0 +1,67 @@
+#pragma once
+// What a config costs on N ranks: meshes, units, layouts, bytes per rank, collectives per step. Builds the model on
+// meta and derives everything from shapes: no MPI, no weights, any number of ranks. The traffic equals what the ledger
+// of a real run reports.
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "mesh/mesh_shape.h"
+#include "sharding/unit_plan.h"
+
+namespace meshard {
+
+struct PlannedUnit {
+  std::string name;
+  bool kept_gathered = false;  ///< between forward and backward
+  std::vector<GroupPlan> groups;
+};
+
+/// One row of the traffic table: what one rank sends in a step.
+struct PlannedTraffic {
+  std::string operation;
+  std::string axis;
+  std::int64_t count = 0;
+  std::int64_t bytes = 0;
+};
+
+struct BytesPerRank {
+  std::int64_t parameters = 0;  ///< model weights that do not share storage with main weights
+  std::int64_t main_weights = 0;
+  std::int64_t main_grads = 0;  ///< pending and final, as a normal step needs them
+  std::int64_t optimizer = 0;
+  std::int64_t unsharded_peak = 0;  ///< gathered parameters and full gradients in flight
+  std::int64_t activations = 0;     ///< what backward needs, an estimate from the shapes that the layers save
+  std::int64_t total() const {
+    return parameters + main_weights + main_grads + optimizer + unsharded_peak + activations;
+  }
+};
+
+struct Plan {
+  Config config;
+  MeshShape mesh;
+  std::vector<PlannedUnit> units;  ///< in the order of fully_shard
+  std::int64_t parameters = 0;
+  std::int64_t padding_bytes = 0;  ///< of all groups' full buffers, in the dtype of their parameters
+  BytesPerRank bytes;
+  std::vector<PlannedTraffic> traffic;  ///< per step, without start-up, evaluation and control
+};
+
+/// Local. `config` must have been loaded for this number of ranks.
+Plan make_plan(const Config& config, int ranks);
+
+/// Local. The object of contract.md section 1; with `layout` every tensor carries rows_per_rank.
+nlohmann::ordered_json plan_json(const Plan& plan, bool layout);
+
+/// Local. The same for people.
+std::string plan_text(const Plan& plan, bool layout);
+
+/// Local. "1.2 GB": decimal units, as network and memory people quote them.
+std::string human_bytes(std::int64_t bytes);
+/// Local. "8.03 B".
+std::string human_count(std::int64_t count);
+
+}  // namespace meshard

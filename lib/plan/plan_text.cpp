@@ -1,0 +1,77 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+
+#include "plan/plan.h"
+
+namespace meshard {
+
+namespace {
+
+std::string scaled(double value, const std::array<const char*, 6>& units) {
+  std::size_t unit = 0;
+  for (; value >= 1000.0 && unit + 1 < units.size(); ++unit) value /= 1000.0;
+  return unit == 0 ? fmt::format("{:.0f}{}", value, units[0]) : fmt::format("{:.3g} {}", value, units[unit]);
+}
+
+std::string group_lines(const GroupPlan& group, bool layout) {
+  auto& flat = group.layout;
+  auto text = fmt::format("    {}  size {}, chunk {}, padding {} ({:.1f} %)\n", at::toString(group.dtype), flat.size(),
+                          flat.chunk(), flat.padding(), flat.size() ? 100.0 * flat.padding() / flat.size() : 0.0);
+  for (int i = 0; layout && i < flat.count(); ++i) {
+    std::vector<std::int64_t> rows;
+    for (int shard = 0; shard < flat.num_shards(); ++shard) rows.push_back(flat.rows(i, shard).count());
+    text += fmt::format("      {:<52} {:<16} offset {:<12} rows {}\n", group.parameters[i].fqn(),
+                        fmt::format("{}", flat.shape(i)), flat.offset(i), rows);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string human_bytes(std::int64_t bytes) {
+  return scaled(static_cast<double>(bytes), {" B", "kB", "MB", "GB", "TB", "PB"});
+}
+
+std::string human_count(std::int64_t count) {
+  return scaled(static_cast<double>(count), {"", "k", "M", "B", "T", "Q"});
+}
+
+std::string plan_text(const Plan& plan, bool layout) {
+  auto& mesh = plan.mesh;
+  auto text = fmt::format(
+      "ranks       {} = dp_outer {} x dp_shard {}; experts: expert_dp {} x expert {}\n"
+      "strategy    {}, {} microbatches a step\n"
+      "parameters  {} ({})\n",
+      mesh.ranks(), mesh.dp_outer(), mesh.dp_shard(), mesh.expert_dp(), mesh.expert(),
+      to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
+      human_count(plan.parameters));
+  text += "units\n";
+  for (auto& unit : plan.units) {
+    text += fmt::format("  {}\n", unit.name);
+    for (auto& group : unit.groups) text += group_lines(group, layout);
+  }
+  text += fmt::format("padding     {} in all full buffers\nbytes per rank\n", human_bytes(plan.padding_bytes));
+  auto& bytes = plan.bytes;
+  for (auto& [name, value] :
+       std::initializer_list<std::pair<const char*, std::int64_t>>{{"parameters", bytes.parameters},
+                                                                   {"main weights", bytes.main_weights},
+                                                                   {"main gradients", bytes.main_grads},
+                                                                   {"optimizer", bytes.optimizer},
+                                                                   {"unsharded peak", bytes.unsharded_peak},
+                                                                   {"activations", bytes.activations},
+                                                                   {"total", bytes.total()}}) {
+    text += fmt::format("  {:<16} {:>12}\n", name, human_bytes(value));
+  }
+  text += "sent by one rank per step\n";
+  if (plan.traffic.empty()) text += "  nothing\n";
+  for (auto& row : plan.traffic) {
+    text +=
+        fmt::format("  {:<16} {:<10} {:>6} x  {:>12}\n", row.operation, row.axis, row.count, human_bytes(row.bytes));
+  }
+  text.pop_back();
+  return text;
+}
+
+}  // namespace meshard

@@ -1,0 +1,24 @@
+#pragma once
+// Bytes and collectives of one parameter group, from its placement alone.
+
+#include <map>
+#include <string>
+#include <utility>
+
+#include "plan/plan.h"
+#include "sharding/param_group.h"
+
+namespace meshard {
+
+using TrafficTable = std::map<std::pair<std::string, std::string>, PlannedTraffic>;  ///< by (operation, axis)
+
+/// Local. Adds what the group sends in one step of `microbatches`.
+void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupPlacement& placement,
+                       const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,
+                       bool kept_gathered);
+
+/// Local. Adds what the group occupies on every rank at rest and in gradients.
+void add_group_bytes(BytesPerRank& bytes, const GroupPlan& group, const GroupPlacement& placement,
+                     const MeshShape& mesh, const Precision& precision, std::int64_t optimizer_bytes_per_element);
+
+}  // namespace meshard

@@ -1,0 +1,132 @@
+#include "train/metrics.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+
+namespace meshard {
+
+using Json = nlohmann::ordered_json;
+
+namespace {
+
+std::string clock_text(double seconds) {
+  auto whole = static_cast<long>(seconds);
+  auto minutes = fmt::format("{}:{:02}", whole / 60 % 60, whole % 60);
+  return whole < 3600 ? minutes : fmt::format("{}:{:0>5}", whole / 3600, minutes);
+}
+
+std::string rate_text(double tokens_per_s) {
+  return tokens_per_s < 1e4 ? fmt::format("{:.0f}", tokens_per_s) : fmt::format("{:.1f}k", tokens_per_s / 1e3);
+}
+
+}  // namespace
+
+Spread spread_over_ranks(World& world, double value) {
+  auto all = at::empty({world.size()}, at::kDouble);
+  world.control().all_gather(all, at::full({1}, value, at::kDouble), {"metrics", true}).wait();
+  auto* begin = all.mutable_data_ptr<double>();
+  std::sort(begin, begin + world.size());
+  return {begin[0], begin[world.size() / 2], begin[world.size() - 1]};
+}
+
+std::int64_t peak_memory_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    std::int64_t kilobytes = 0;
+    if (word == "VmHWM:" && status >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;
+}
+
+Json traffic_json(const Ledger& ledger) {
+  auto json = Json::object();
+  for (auto& [key, traffic] : ledger.entries()) {
+    json[key.first][key.second] = {{"count", traffic.count}, {"bytes", traffic.bytes}};
+  }
+  return json;
+}
+
+Metrics::Metrics(World& world, Log& log, const Config& config, const std::filesystem::path& file, bool byte_data,
+                 double flops_per_token)
+    : world_(world), log_(log), config_(config), byte_data_(byte_data), flops_per_token_(flops_per_token) {
+  if (world.rank() == 0) file_.emplace(file);
+}
+
+void Metrics::append(const Json& line) {
+  if (file_) file_->append(line);
+}
+
+void Metrics::append_together(const Json& line) {
+  std::string problem;
+  try {
+    append(line);
+  } catch (const IoError& error) {
+    problem = error.what();
+  }
+  world_.raise_together(problem);
+}
+
+void Metrics::header(const Json& header) {
+  append({{"header", header}});
+}
+
+void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progress) {
+  auto ms = spread_over_ranks(world_, record.seconds * 1e3);
+  auto memory = spread_over_ranks(world_, static_cast<double>(peak_memory_bytes()));
+  auto tokens_per_step = static_cast<double>(config_.train.global_batch_size * config_.train.seq_len);
+  auto tokens_per_s = tokens_per_step / (ms.max / 1e3);
+  auto tflops = tokens_per_s * flops_per_token_ / world_.size() / 1e12;
+
+  Json line{{"step", record.step},
+            {"tokens", record.step * config_.train.global_batch_size * config_.train.seq_len},
+            {"loss", record.loss}};
+  if (byte_data_) line["bits_per_byte"] = record.loss / std::log(2.0);
+  line["grad_norm"] = record.grad_norm;
+  line["lr"] = record.lr;
+  line["step_ms"] = {{"min", ms.min}, {"median", ms.median}, {"max", ms.max}};
+  line["tokens_per_s"] = tokens_per_s;
+  line["tflops"] = tflops;
+  line["mfu"] = config_.logging.peak_tflops ? Json(tflops / *config_.logging.peak_tflops) : Json(nullptr);
+  line["mem_peak_bytes"] = static_cast<std::int64_t>(memory.max);
+  line["data_ms"] = record.data_seconds * 1e3;
+  line["comm_ms"] = traffic.seconds() * 1e3;
+  line["comm_bytes"] = traffic_json(traffic);
+  line["checkpoint_stall_ms"] = 0.0;
+  line["nonfinite"] = record.nonfinite;
+  for (auto& [unit, norm] : record.unit_norms) line["unit_grad_norm"][unit] = norm;
+  append_together(line);
+
+  seconds_per_step_ = seconds_per_step_ == 0.0 ? ms.max / 1e3 : 0.8 * seconds_per_step_ + 0.2 * ms.max / 1e3;
+  auto text = step_line(record, ms.max, tokens_per_s);
+  progress ? log_.progress(text) : log_.print(text);
+}
+
+std::string Metrics::step_line(const StepRecord& record, double step_ms, double tokens_per_s) const {
+  auto bpb = byte_data_ ? fmt::format(" | bpb {:.3f}", record.loss / std::log(2.0)) : "";
+  auto eta = clock_text(seconds_per_step_ * static_cast<double>(config_.train.steps - record.step));
+  return fmt::format("step {}/{} | loss {:.4f}{} | norm {:.2f} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}",
+                     record.step, config_.train.steps, record.loss, bpb, record.grad_norm, record.lr, step_ms,
+                     rate_text(tokens_per_s), eta);
+}
+
+void Metrics::evaluation(std::int64_t step, double loss) {
+  Json line{{"step", step}, {"eval_loss", loss}};
+  if (byte_data_) line["eval_bits_per_byte"] = loss / std::log(2.0);
+  append_together(line);
+  log_.print(fmt::format("eval {}/{} | loss {:.4f}{}", step, config_.train.steps, loss,
+                         byte_data_ ? fmt::format(" | bpb {:.3f}", loss / std::log(2.0)) : ""));
+}
+
+void Metrics::end(int exit_code, std::int64_t step, const std::string& reason) {
+  append({{"end", {{"exit", exit_code}, {"step", step}, {"reason", reason}}}});
+}
+
+}  // namespace meshard

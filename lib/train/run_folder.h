@@ -1,0 +1,53 @@
+#pragma once
+// The folder of one run: its lock, its files. contract.md section 4.
+//
+//   config.yaml    the resolved config; can be run again as it is
+//   metrics.jsonl  a line per logged step
+//   log.txt        what rank 0 printed
+//   dump/          rings and hang summaries
+//   lock           who is running here: host, pid, start time; removed at the end
+//   STOP           made by the user to ask the run to stop; removed when honoured
+
+#include <filesystem>
+#include <string>
+
+#include "comm/world.h"
+
+namespace meshard {
+
+enum class Resume {
+  None,  ///< the folder must be unused
+  Auto,  ///< continue what is there, or start
+};
+
+class RunFolder {
+ public:
+  /// Collective over world. Rank 0 makes the folder and takes its lock: waits up to 10 s for another run to leave
+  /// (ranks of a killed mpirun live on for some seconds), takes over the lock of a dead process of this host. Throws
+  /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (Resume::None
+  /// without `overwrite`, which removes the run's files first), not writable.
+  RunFolder(World& world, std::filesystem::path path, Resume resume, bool overwrite);
+  /// Local. Gives the lock up.
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  const std::filesystem::path& path() const { return path_; }
+  std::filesystem::path config() const { return path_ / "config.yaml"; }
+  std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
+  std::filesystem::path log() const { return path_ / "log.txt"; }
+  std::filesystem::path dump() const { return path_ / "dump"; }
+  std::filesystem::path stop() const { return path_ / "STOP"; }
+
+  /// Local, for rank 0. Writes a small file whole: to a new name, then renamed. Throws IoError naming it.
+  static void write_file(const std::filesystem::path& file, const std::string& text);
+
+ private:
+  void prepare(Resume resume, bool overwrite);
+  void take_lock();
+
+  std::filesystem::path path_;
+  bool owns_lock_ = false;
+};
+
+}  // namespace meshard

@@ -1,0 +1,74 @@
+#include "train/startup.h"
+
+#include <ATen/Parallel.h>
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/hash.h"
+#include "train/metrics.h"
+#include "train/run.h"
+
+namespace meshard {
+
+namespace {
+
+// Ranks of one host in one line: "0-3 node1 cpu".
+std::string rank_lines(const std::vector<RankPlace>& places) {
+  std::string text;
+  for (std::size_t first = 0; first < places.size();) {
+    auto last = first;
+    bool device = places[first].device != "cpu";
+    while (!device && last + 1 < places.size() && places[last + 1].host == places[first].host) ++last;
+    auto ranks = first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last);
+    text += fmt::format("  rank {:<8} {} {}\n", ranks, places[first].host, places[first].device);
+    first = last + 1;
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string startup_text(World& world, const StartupFacts& facts) {
+  auto& plan = facts.plan;
+  auto& mesh = plan.mesh;
+  auto& bytes = plan.bytes;
+  auto text = fmt::format("{}\n", version_text());
+  text +=
+      fmt::format("mesh         {} ranks = dp_outer {} x dp_shard {}, {}; {} threads a rank\n", mesh.ranks(),
+                  mesh.dp_outer(), mesh.dp_shard(), to_string(plan.config.parallel.strategy), at::get_num_threads());
+  text += rank_lines(world.places());
+  text += fmt::format("model        {} parameters in {} units, hash {:016x}\n", plan.parameters, plan.units.size(),
+                      facts.model_hash);
+  text += fmt::format("data         {}\n", facts.corpus);
+  text += fmt::format(
+      "per rank     main weights {}, parameters {}, gradients {}, optimizer {}, unsharded {}, activations {}; total "
+      "{}\n",
+      human_bytes(bytes.main_weights), human_bytes(bytes.parameters), human_bytes(bytes.main_grads),
+      human_bytes(bytes.optimizer), human_bytes(bytes.unsharded_peak), human_bytes(bytes.activations),
+      human_bytes(bytes.total()));
+  if (plan.config.checkpoint.interval > 0) text += "checkpoints  none: this version does not write them\n";
+  return text + "config\n" + facts.resolved_config;
+}
+
+nlohmann::ordered_json startup_json(World& world, const StartupFacts& facts) {
+  auto ranks = nlohmann::ordered_json::array();
+  for (auto& place : world.places()) ranks.push_back({{"host", place.host}, {"device", place.device}});
+  auto& mesh = facts.plan.mesh;
+  return {{"versions", version_text()},
+          {"ranks", mesh.ranks()},
+          {"mesh",
+           {{"dp_outer", mesh.dp_outer()},
+            {"dp_shard", mesh.dp_shard()},
+            {"expert_dp", mesh.expert_dp()},
+            {"expert", mesh.expert()}}},
+          {"strategy", to_string(facts.plan.config.parallel.strategy)},
+          {"places", std::move(ranks)},
+          {"threads", at::get_num_threads()},
+          {"parameters", facts.plan.parameters},
+          {"config_hash", fmt::format("{:016x}", hash_text(facts.resolved_config))},
+          {"model_hash", fmt::format("{:016x}", facts.model_hash)},
+          {"startup_comm_bytes", traffic_json(facts.start_traffic)}};
+}
+
+}  // namespace meshard

@@ -1,0 +1,89 @@
+// The heart of the trainer: one optimizer step, and one evaluation.
+
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+
+#include <chrono>
+#include <cmath>
+
+#include "train/trainer.h"
+
+namespace meshard {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+double sum_over_ranks(World& world, double value) {
+  auto sum = at::full({1}, value, at::kDouble);
+  world.control().all_reduce(sum, ReduceOp::Sum, {"loss", true}).wait();
+  return sum.item<double>();
+}
+
+}  // namespace
+
+StepRecord Trainer::step() {
+  auto begin = Clock::now();
+  StepRecord record;
+  record.step = steps_done_ + 1;
+  record.lr = learning_rate(schedule_, steps_done_);
+
+  auto microbatches = config_.accumulation_steps(world_.size());
+  double loss = 0.0;
+  for (std::int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
+    loss += forward_backward(microbatch, microbatches, record);
+  }
+  record.loss = sum_over_ranks(world_, loss) / world_.size();
+
+  auto norm = gradient_norm(context_);
+  record.grad_norm = norm.value;
+  if (norm.finite()) {
+    clip_gradients(context_, norm, config_.train.max_grad_norm);
+    optimizer_->step(context_.flat_shards(), record.lr);
+    context_.refresh_weights();
+  } else {
+    record.nonfinite = norm.nonfinite;
+  }
+  context_.zero_grad();
+  ++steps_done_;
+
+  if (config_.logging.per_layer) {
+    for (std::size_t i = 0; i < norm.unit_squares.size(); ++i) {
+      record.unit_norms.emplace_back(context_.units()[i]->name(), std::sqrt(norm.unit_squares[i]));
+    }
+  }
+  record.seconds = seconds_since(begin);
+  return record;
+}
+
+// Returns this rank's share of the loss, scaled so that the mean over ranks of the sum over microbatches is the loss.
+double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record) {
+  auto begin = Clock::now();
+  auto batch = batches_.train(steps_done_ * config_.train.global_batch_size, microbatch);
+  record.data_seconds += seconds_since(begin);
+
+  // Every sample is whole, so the number of target tokens of a step is known before its first backward. Averaging over
+  // the ranks then leaves sum / tokens.
+  auto tokens = static_cast<double>(config_.train.global_batch_size * config_.train.seq_len);
+  auto scope = context_.no_sync(microbatch + 1 < microbatches);
+  auto loss = model_.loss(batch.ids, batch.targets, world_.size() / tokens);
+  loss.backward();
+  return loss.item<double>();
+}
+
+std::optional<double> Trainer::evaluate() {
+  c10::NoGradGuard no_grad;
+  double sum = 0.0;
+  for (std::int64_t round = 0; round < batches_.eval_rounds(); ++round) {
+    if (stop_.agreed()) return {};
+    auto batch = batches_.eval(round);
+    sum += model_.loss(batch.ids, batch.targets, 1.0).item<double>();
+  }
+  return sum_over_ranks(world_, sum) / static_cast<double>(batches_.eval_tokens());
+}
+
+}  // namespace meshard

@@ -1,0 +1,271 @@
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <boost/test/unit_test.hpp>
+
+#include "base/error.h"
+#include "sharding/context.h"
+#include "sharding/gradient_norm.h"
+#include "support/sharded_pair.h"
+#include "support/toy_modules.h"
+
+using namespace meshard;
+
+namespace {
+
+constexpr double kRtol = 1.3e-6, kAtol = 1e-5;
+
+void check_close(const std::map<std::string, at::Tensor>& actual, const std::map<std::string, at::Tensor>& expected,
+                 double rtol = kRtol, double atol = kAtol) {
+  BOOST_TEST(actual.size() == expected.size());
+  for (auto& [name, tensor] : expected) {
+    BOOST_TEST_CONTEXT(name) {
+      BOOST_REQUIRE(actual.contains(name));
+      BOOST_TEST(at::allclose(actual.at(name), tensor, rtol, atol));
+    }
+  }
+}
+
+at::Tensor loss_of(toys::Stack& model, const at::Tensor& x) {
+  return model(x).square().sum();
+}
+
+// Rows of microbatch `a` of rank `r`: every rank's rows differ, and all ranks' together are the whole batch.
+at::Tensor batch(int step, int microbatches) {
+  int w = test_world().size();
+  return test_values({microbatches * w * 2, 8}, 100 + step);
+}
+at::Tensor my_rows(const at::Tensor& whole, int a) {
+  int w = test_world().size();
+  return whole.narrow(0, (a * w + test_world().rank()) * 2, 2);
+}
+
+struct ShardedStack {
+  ShardedStack(Mesh& mesh, Strategy strategy, std::vector<std::int64_t> widths, Precision precision = {})
+      : model(widths, true, at::TensorOptions(at::kFloat)), context((fill_plain(model), model), mesh) {
+    ShardOptions options{.strategy = strategy, .precision = precision};
+    for (auto& layer : model.layers) context.fully_shard(*layer, options);
+    context.fully_shard(model, options);
+  }
+
+  // One step's backward passes; the loss of the whole batch.
+  double backward(const at::Tensor& whole, int microbatches, bool scoped = true) {
+    double sum = 0.0;
+    for (int a = 0; a < microbatches; ++a) {
+      auto scope = context.no_sync(scoped && a + 1 < microbatches);
+      auto loss = loss_of(model, my_rows(whole, a)) * test_world().size();
+      loss.backward();
+      sum += loss.item<double>();
+    }
+    auto total = at::full({1}, sum / test_world().size(), at::kDouble);
+    test_world().control().all_reduce(total, ReduceOp::Sum).wait();
+    return total.item<double>();
+  }
+
+  void sgd_step(double lr) {
+    for (auto& shard : context.flat_shards()) shard.weight.sub_(shard.grad, lr);
+    context.refresh_weights();
+    context.zero_grad();
+  }
+
+  toys::Stack model;
+  ShardingContext context;
+};
+
+struct PlainStack {
+  explicit PlainStack(std::vector<std::int64_t> widths) : model(widths, true, at::TensorOptions(at::kFloat)) {
+    fill_plain(model);
+  }
+  double backward(const at::Tensor& whole) {
+    auto loss = loss_of(model, whole);
+    loss.backward();
+    return loss.item<double>();
+  }
+  std::map<std::string, at::Tensor> gradients() {
+    std::map<std::string, at::Tensor> all;
+    for (auto& [name, parameter] : named_parameters(model)) all[name] = parameter.tensor().grad();
+    return all;
+  }
+  void sgd_step(double lr) {
+    for (auto& [name, parameter] : named_parameters(model)) {
+      parameter.tensor().detach().sub_(parameter.tensor().grad(), lr);
+      parameter.tensor().mutable_grad() = at::Tensor();
+    }
+  }
+  toys::Stack model;
+};
+
+template <class Check>
+void on_every_mesh_and_strategy(const Check& check) {
+  for (auto& shape : factorings(test_world().size())) {
+    Mesh mesh(test_world(), shape);
+    for (auto strategy : kStrategies) {
+      BOOST_TEST_CONTEXT(to_string(strategy) << " on " << shape.dp_outer() << " x " << shape.dp_shard()) {
+        check(mesh, strategy);
+      }
+    }
+  }
+}
+
+Traffic traffic(const char* operation, const char* axis) {
+  return test_world().ledger().at(operation, axis);
+}
+
+}  // namespace
+
+// Catches: any wrong gradient, a lost microbatch, a stale weight in the next forward, under any strategy and mesh.
+BOOST_AUTO_TEST_CASE(five_sgd_steps_equal_the_unsharded_run) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    for (int microbatches : {1, 3}) {
+      PlainStack plain({8, 16, 4});
+      ShardedStack sharded(mesh, strategy, {8, 16, 4});
+      for (int step = 0; step < 5; ++step) {
+        auto whole = batch(step, microbatches) * 0.1;
+        auto expected = plain.backward(whole);
+        BOOST_TEST(sharded.backward(whole, microbatches) == expected, boost::test_tools::tolerance(1e-5));
+        check_close(full_gradients(sharded.context), plain.gradients());
+        plain.sgd_step(0.05);
+        sharded.sgd_step(0.05);
+      }
+    }
+  });
+}
+
+// Catches: an un-scoped second backward that drops the first one's gradients.
+BOOST_AUTO_TEST_CASE(two_unscoped_backwards_accumulate) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    PlainStack plain({8, 16, 4});
+    ShardedStack sharded(mesh, strategy, {8, 16, 4});
+    for (int step = 0; step < 2; ++step) {  // twice: buffers must not carry anything over
+      plain.backward(batch(step, 3) * 0.1);
+      sharded.backward(batch(step, 3) * 0.1, 3, /*scoped=*/false);
+      check_close(full_gradients(sharded.context), plain.gradients());
+      plain.sgd_step(0.05);
+      sharded.sgd_step(0.05);
+    }
+  });
+}
+
+// Catches: a norm that counts replicas, misses a shard, or depends on the mesh.
+BOOST_AUTO_TEST_CASE(the_gradient_norm_is_that_of_one_rank) {
+  PlainStack plain({8, 16, 4});
+  plain.backward(batch(0, 1));
+  double squares = 0.0;
+  for (auto& [name, grad] : plain.gradients()) squares += grad.to(at::kDouble).square().sum().item<double>();
+  on_every_mesh_and_strategy([&](Mesh& mesh, Strategy strategy) {
+    ShardedStack sharded(mesh, strategy, {8, 16, 4});
+    sharded.backward(batch(0, 1), 1);
+    auto norm = gradient_norm(sharded.context);
+    BOOST_TEST(norm.value == std::sqrt(squares), boost::test_tools::tolerance(1e-6));
+    BOOST_TEST(norm.finite());
+    clip_gradients(sharded.context, norm, 1.0);
+    BOOST_TEST(gradient_norm(sharded.context).value == 1.0, boost::test_tools::tolerance(1e-5));
+  });
+}
+
+// Catches: a NaN on one rank that others do not hear of, or that nobody can name.
+BOOST_AUTO_TEST_CASE(a_nonfinite_gradient_is_named_on_every_rank) {
+  on_every_mesh_and_strategy([&](Mesh& mesh, Strategy strategy) {
+    ShardedStack sharded(mesh, strategy, {8, 16, 4});
+    auto whole = batch(0, 1);
+    whole[whole.size(0) - 1].fill_(NAN);  // a row of the last rank
+    sharded.backward(whole, 1);
+    auto norm = gradient_norm(sharded.context);
+    BOOST_TEST(!norm.finite());
+    BOOST_REQUIRE(!norm.nonfinite.empty());
+    BOOST_TEST(norm.nonfinite.front().starts_with("layers."));
+  });
+}
+
+// Catches: outer reductions on every microbatch, or collectives missing or doubled.
+BOOST_AUTO_TEST_CASE(collectives_of_a_hybrid_step_are_counted) {
+  if (test_world().size() != 4) return;
+  Mesh mesh(test_world(), {4, 2, 2});
+  for (auto strategy : {Strategy::Hsdp, Strategy::Hfsdp}) {
+    ShardedStack sharded(mesh, strategy, {8, 16, 16, 4});
+    sharded.backward(batch(0, 3), 3);
+    sharded.sgd_step(0.01);
+    test_world().ledger().clear();
+    sharded.backward(batch(1, 3), 3);
+    sharded.sgd_step(0.01);
+    bool hfsdp = strategy == Strategy::Hfsdp;
+    BOOST_TEST(traffic("all_reduce", "dp_outer").count == (hfsdp ? 0 : 3));
+    BOOST_TEST(traffic("reduce_scatter", "dp_shard").count == 9);
+    BOOST_TEST(traffic("reduce_scatter", "dp_outer").count == (hfsdp ? 3 : 0));
+    BOOST_TEST(traffic("all_gather", "dp_shard").count == 18);
+    BOOST_TEST(traffic("all_gather", "dp_outer").count == (hfsdp ? 3 : 0));
+  }
+}
+
+// Catches: an average taken twice, or a sum: gradients of ranks that differ, by hand.
+BOOST_AUTO_TEST_CASE(two_backwards_average_over_ranks_and_add) {
+  auto& world = test_world();
+  Mesh mesh(world, {world.size(), 1, world.size()});
+  toys::Linear model(1, world.size(), false, at::TensorOptions(at::kFloat));
+  model.weight.tensor().detach().fill_(1.0);
+  ShardingContext context(model, mesh);
+  auto& unit = context.fully_shard(model, {.strategy = Strategy::Fsdp});
+  for (int pass = 0; pass < 2; ++pass) {
+    auto scope = context.no_sync();
+    model(at::full({1, 1}, world.rank() + 1.0)).sum().backward();
+  }
+  auto& pending = unit.groups()[0]->pending_grad();
+  BOOST_REQUIRE(pending.defined());
+  BOOST_TEST((pending == world.size() + 1.0).all().item<bool>());
+  BOOST_CHECK_THROW(context.flat_shards(), LogicError);
+}
+
+// Catches: main weights rounded to bf16 between steps, or gradients accumulated in bf16.
+BOOST_AUTO_TEST_CASE(bf16_parameters_keep_fp32_main_weights) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    PlainStack plain({8, 16, 4});
+    ShardedStack sharded(mesh, strategy, {8, 16, 4}, {.param = at::kBFloat16, .reduce = at::kBFloat16});
+    for (int step = 0; step < 3; ++step) {
+      auto whole = batch(step, 1) * 0.1;
+      auto expected = plain.backward(whole);
+      auto actual = sharded.backward(whole.to(at::kBFloat16), 1);
+      BOOST_TEST(std::abs(actual - expected) <= 3e-2 * std::abs(expected));
+      plain.sgd_step(1e-4);
+      sharded.sgd_step(1e-4);
+    }
+    for (auto& [name, weight] : full_weights(sharded.context)) BOOST_TEST((weight.scalar_type() == at::kFloat));
+  });
+}
+
+// Catches: the same run giving other bits the second time.
+BOOST_AUTO_TEST_CASE(the_same_run_twice_is_bitwise_equal) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    std::map<std::string, at::Tensor> weights[2];
+    for (auto& run : weights) {
+      ShardedStack sharded(mesh, strategy, {8, 16, 4});
+      for (int step = 0; step < 3; ++step) {
+        sharded.backward(batch(step, 2) * 0.1, 2);
+        sharded.sgd_step(0.05);
+      }
+      run = full_weights(sharded.context);
+    }
+    check_close(weights[0], weights[1], 0.0, 0.0);
+  });
+}
+
+// Catches: prefetching by a stale order giving wrong or missing weights.
+BOOST_AUTO_TEST_CASE(a_changed_order_of_units_is_followed) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    PlainStack plain({8, 8, 8, 8});
+    ShardedStack sharded(mesh, strategy, {8, 8, 8, 8});
+    for (auto order : {std::vector{0, 1, 2}, {0, 1, 2}, {2, 0, 1}, {1}, {0, 1, 2}}) {
+      plain.model.order = sharded.model.order = order;
+      plain.backward(batch(0, 1) * 0.1);
+      sharded.backward(batch(0, 1) * 0.1, 1);
+      auto expected = plain.gradients();
+      auto sharded_gradients = full_gradients(sharded.context);
+      for (auto& [name, grad] : expected) {  // a layer that did not run has zeros, and took part in every reduction
+        if (!grad.defined()) grad = at::zeros_like(sharded_gradients.at(name));
+      }
+      check_close(sharded_gradients, expected);
+      for (auto& [name, parameter] : named_parameters(plain.model)) parameter.tensor().mutable_grad() = at::Tensor();
+      sharded.sgd_step(0.0);
+    }
+  });
+}
