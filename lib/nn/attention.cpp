@@ -1,0 +1,121 @@
+#include "nn/attention.h"
+
+#include <ATen/ops/mm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+
+#include "nn/attention_kernel.h"
+#include "nn/gradients.h"
+
+namespace meshard {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// q, k and v of one input: one node, whose input gradient is summed inside the products.
+struct ProjectFunction : torch::autograd::Function<ProjectFunction> {
+  static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& q_weight,
+                               const at::Tensor& k_weight, const at::Tensor& v_weight,
+                               const std::optional<at::Tensor>& q_bias, const std::optional<at::Tensor>& k_bias,
+                               const std::optional<at::Tensor>& v_bias, const std::vector<Parameter>& parameters) {
+    const auto rows = as_matrix(x);
+    context->save_for_backward({rows, q_weight, k_weight, v_weight});
+    context->saved_data["shape"] = x.sizes();
+    remember(context, parameters);
+    auto shape = x.sizes().vec();
+    shape.back() = -1;
+    auto product = [&](const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+      return linear_product(rows, weight, bias.value_or(at::Tensor())).view(shape);
+    };
+    return {product(q_weight, q_bias), product(k_weight, k_bias), product(v_weight, v_bias)};
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto& parameters = remembered(context);
+    variable_list result(8);
+    at::Tensor grad_x;
+    for (int i = 0; i < 3; ++i) {
+      const auto grad = as_matrix(grads[i]);
+      const auto &weight = parameters[i], &bias = parameters[3 + i];
+      if (context->needs_input_grad(1 + i)) result[1 + i] = weight_gradient(weight, grad, saved[0]);
+      if (bias && context->needs_input_grad(4 + i)) result[4 + i] = bias_gradient(bias, grad);
+      if (!context->needs_input_grad(0)) continue;
+      grad_x = grad_x.defined() ? grad_x.addmm_(grad, saved[1 + i]) : at::mm(grad, saved[1 + i]);
+    }
+    if (grad_x.defined()) result[0] = grad_x.view(context->saved_data["shape"].toIntVector());
+    return result;
+  }
+};
+
+struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const at::Tensor& cos, const at::Tensor& sin) {
+    const auto out = rotary_attention_forward_cpu(q, k, v, {cos, sin});
+    context->save_for_backward({q, k, v, cos, sin, out.output, out.logsumexp});
+    return out.output;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    const auto saved = context->get_saved_variables();
+    const auto out = rotary_attention_backward_cpu(grads[0].contiguous(), saved[0], saved[1], saved[2],
+                                                   {saved[5], saved[6]}, {saved[3], saved[4]});
+    return {out.grad_q, out.grad_k, out.grad_v, at::Tensor(), at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Attention::Attention(const AttentionConfig& config, const RotaryTable& table, const at::TensorOptions& options)
+    : config_(config),
+      table_(table),
+      q_proj_(config.hidden_size, config.num_attention_heads * config.head_dim, config.attention_bias,
+              config.initializer_range, options),
+      k_proj_(config.hidden_size, config.num_key_value_heads * config.head_dim, config.attention_bias,
+              config.initializer_range, options),
+      v_proj_(config.hidden_size, config.num_key_value_heads * config.head_dim, config.attention_bias,
+              config.initializer_range, options),
+      o_proj_(config.num_attention_heads * config.head_dim, config.hidden_size, config.attention_bias,
+              config.initializer_range, options) {
+  add_child("q_proj", q_proj_);
+  add_child("k_proj", k_proj_);
+  add_child("v_proj", v_proj_);
+  add_child("o_proj", o_proj_);
+  if (!config.use_qk_norm) return;
+  add_child("q_norm", q_norm_.emplace(config.head_dim, config.rms_norm_eps, options));
+  add_child("k_norm", k_norm_.emplace(config.head_dim, config.rms_norm_eps, options));
+}
+
+at::Tensor Attention::forward(const at::Tensor& input) {
+  const std::vector parameters{q_proj_.weight(), k_proj_.weight(), v_proj_.weight(),
+                               q_proj_.bias(),   k_proj_.bias(),   v_proj_.bias()};
+  auto qkv = ProjectFunction::apply(input, parameters[0].tensor(), parameters[1].tensor(), parameters[2].tensor(),
+                                    optional_tensor(parameters[3]), optional_tensor(parameters[4]),
+                                    optional_tensor(parameters[5]), parameters);
+  const auto seq = input.size(1);
+  for (auto& x : qkv) x = x.view({input.size(0), seq, -1, config_.head_dim});
+  if (q_norm_) {
+    qkv[0] = q_norm_->add(qkv[0], {}).normed;
+    qkv[1] = k_norm_->add(qkv[1], {}).normed;
+  }
+  const auto mixed = rotary_attention(qkv[0], qkv[1], qkv[2], table_.first(seq, input.device()));
+  return o_proj_(mixed.flatten(2));
+}
+
+at::Tensor rotary_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                            const RotaryTable::Slice& table) {
+  if (!q.is_cpu()) return rotary_attention_aten(q, k, v, table);
+  return RotaryAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), table.cos, table.sin);
+}
+
+at::Tensor rotary_attention_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                 const RotaryTable::Slice& table) {
+  const auto turned_q = rotate(q, table).transpose(1, 2), turned_k = rotate(k, table).transpose(1, 2);
+  return at::scaled_dot_product_attention(turned_q, turned_k, v.transpose(1, 2), std::nullopt, 0.0, /*is_causal=*/true,
+                                          std::nullopt, /*enable_gqa=*/true)
+      .transpose(1, 2)
+      .contiguous();
+}
+
+}  // namespace meshard

@@ -1,0 +1,35 @@
+#pragma once
+// A decoder-only language model: module tree, parameter names and maths of Hugging Face's LlamaForCausalLM (with QK
+// norm: Qwen3ForCausalLM).
+
+#include "nn/decoder.h"
+
+namespace meshard {
+
+class CausalLM : public Module {
+ public:
+  /// Local. The model on `options`' device (meta: no memory but the rotary tables, which are real, on the CPU) and
+  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h.
+  ///
+  /// Throws ArgumentError for sizes that contradict each other, and a dtype that is neither.
+  CausalLM(const DecoderConfig& config, const at::TensorOptions& options);
+
+  /// Local (sharded: as collective as the hooks are). scale * sum of token losses over ids and targets [batch, seq]
+  /// int64: a scalar, fp32. Target kIgnoredTarget (-100): left out.
+  at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, double scale);
+
+  /// Local (sharded: as collective as the hooks are). [batch, seq, vocab_size] in the model's dtype.
+  at::Tensor logits(const at::Tensor& ids) { return (*this)(ids); }
+
+  /// The decoder blocks, in order: each becomes a sharding unit.
+  const std::vector<Module*>& layers() const { return model_.layers(); }
+
+ protected:
+  at::Tensor forward(const at::Tensor& ids) override;
+
+ private:
+  Decoder model_;
+  Linear lm_head_;
+};
+
+}  // namespace meshard

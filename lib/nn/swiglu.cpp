@@ -1,0 +1,88 @@
+#include "nn/swiglu.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/silu.h>
+
+#include "nn/kernel_dispatch.h"
+#include "nn/simd.h"
+
+namespace meshard {
+
+namespace {
+
+using simd::Floats;
+
+Floats sigmoid(Floats x) {
+  return 1.0f / (1.0f + simd::exp(-x));
+}
+
+template <class T>
+void forward_range(const T* gate, const T* up, T* product, std::int64_t n) {
+  simd::for_each(n, [&](std::int64_t i, std::int64_t count) {
+    const Floats g = simd::load(gate + i, count);
+    const Floats silu = simd::rounded_to(T(), g * sigmoid(g));
+    simd::store(product + i, silu * simd::load(up + i, count), count);
+  });
+}
+
+// Reads grad_product before it writes grad_up, so the two may be one array.
+template <class T>
+void backward_range(const T* grad_product, const T* gate, const T* up, T* product, T* grad_gate, T* grad_up,
+                    std::int64_t n) {
+  simd::for_each(n, [&](std::int64_t i, std::int64_t count) {
+    const Floats g = simd::load(gate + i, count), u = simd::load(up + i, count);
+    const Floats grad = simd::load(grad_product + i, count);
+    const Floats s = sigmoid(g);
+    const Floats silu = simd::rounded_to(T(), g * s);
+    simd::store(product + i, silu * u, count);
+    simd::store(grad_gate + i, grad * u * s * (1.0f + g * (1.0f - s)), count);
+    simd::store(grad_up + i, grad * silu, count);
+  });
+}
+
+}  // namespace
+
+at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
+  auto product = at::empty_like(gate);
+  dispatch_kernel(gate, "swiglu", [&]<class T>() {
+    const auto* g = gate.const_data_ptr<T>();
+    const auto* u = up.const_data_ptr<T>();
+    auto* p = product.mutable_data_ptr<T>();
+    at::parallel_for(0, gate.numel(), kParallelGrain, [&](std::int64_t begin, std::int64_t end) {
+      forward_range(g + begin, u + begin, p + begin, end - begin);
+    });
+  });
+  return product;
+}
+
+at::Tensor swiglu_forward_aten(const at::Tensor& gate, const at::Tensor& up) {
+  return at::silu(gate) * up;
+}
+
+SwigluBackward swiglu_backward_cpu(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up) {
+  SwigluBackward out{at::empty_like(gate), at::empty_like(gate), grad_product};
+  dispatch_kernel(gate, "swiglu_backward", [&]<class T>() {
+    auto* d = grad_product.mutable_data_ptr<T>();
+    const auto* g = gate.const_data_ptr<T>();
+    const auto* u = up.const_data_ptr<T>();
+    auto* p = out.product.mutable_data_ptr<T>();
+    auto* dg = out.grad_gate.mutable_data_ptr<T>();
+    at::parallel_for(0, gate.numel(), kParallelGrain, [&](std::int64_t begin, std::int64_t end) {
+      backward_range(d + begin, g + begin, u + begin, p + begin, dg + begin, d + begin, end - begin);
+    });
+  });
+  return out;
+}
+
+SwigluBackward swiglu_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up) {
+  const auto g = gate.to(at::kFloat), u = up.to(at::kFloat), grad = grad_product.to(at::kFloat);
+  const auto s = at::sigmoid(g);
+  const auto silu = at::silu(gate);
+  const auto dtype = gate.scalar_type();
+  return {silu * up, (grad * u * s * (1.0 + g * (1.0 - s))).to(dtype), grad_product * silu};
+}
+
+}  // namespace meshard
