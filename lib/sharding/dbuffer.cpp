@@ -99,7 +99,11 @@ int DBuffer::changed_axis(const Placements& to) const {
 }
 
 DBuffer DBuffer::target(const Placements& to, const std::optional<DBuffer>& out) const {
-  if (!out) return DBuffer::empty(layout_, axes_, to, local_.options());
+  if (!out) {
+    auto result = DBuffer::empty(layout_, axes_, to, local_.options());
+    result.partial_ = partial_;
+    return result;
+  }
   if (out->axes_ != axes_ || out->placements_ != to || out->layout_ != layout_ ||
       out->local_.scalar_type() != local_.scalar_type() || out->local_.device() != local_.device()) {
     throw ArgumentError(

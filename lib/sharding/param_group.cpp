@@ -54,10 +54,12 @@ ParamGroup::ParamGroup(GroupPlan plan, std::string unit, const GroupPlacement& p
 
 void ParamGroup::copy_real_values(const std::vector<at::Tensor>& originals) {
   from_meta_ = std::ranges::any_of(originals, [](const at::Tensor& tensor) { return tensor.is_meta(); });
-  for (int i = 0; i < layout_->count(); ++i) {
-    if (originals[i].is_meta()) continue;
-    auto rows = layout_->rows_in(i, main_.range());
-    main_.get_local(i).copy_(originals[i].detach().narrow(0, rows.begin, rows.count()));
+  for (auto* buffer : {&main_, &model_}) {
+    for (int i = 0; i < layout_->count(); ++i) {
+      if (originals[i].is_meta()) continue;
+      auto rows = layout_->rows_in(i, buffer->range());
+      buffer->get_local(i).copy_(originals[i].detach().narrow(0, rows.begin, rows.count()));
+    }
   }
 }
 

@@ -75,11 +75,7 @@ ShardedModel shard_and_initialise(const Config& config, Mesh& mesh) {
   if (!meta) initialise_whole(*sharded.model, config.run.seed);
   sharded.context = std::make_unique<ShardingContext>(*sharded.model, mesh, config.parallel.prefetch);
   for (auto* module : unit_modules(*sharded.model)) sharded.context->fully_shard(*module, shard_options(config));
-  if (meta) {
-    initialise_sharded(*sharded.context, config.run.seed);
-  } else {
-    sharded.context->refresh_weights();
-  }
+  if (meta) initialise_sharded(*sharded.context, config.run.seed);
   audit_initialisation(*sharded.context);
   return sharded;
 }
