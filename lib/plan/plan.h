@@ -59,6 +59,8 @@ nlohmann::ordered_json plan_json(const Plan& plan, bool layout);
 /// Local. The same for people.
 std::string plan_text(const Plan& plan, bool layout);
 
+/// Local. "fp32" or "bf16": the words of the config.
+const char* dtype_name(at::ScalarType dtype);
 /// Local. "1.2 GB": decimal units, as network and memory people quote them.
 std::string human_bytes(std::int64_t bytes);
 /// Local. "8.03 B".

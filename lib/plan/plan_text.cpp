@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 
 #include "plan/plan.h"
@@ -15,9 +16,17 @@ std::string scaled(double value, const std::array<const char*, 6>& units) {
   return unit == 0 ? fmt::format("{:.0f}{}", value, units[0]) : fmt::format("{:.3g} {}", value, units[unit]);
 }
 
+// Units whose groups have the same layouts: one entry stands for a row of them.
+bool alike(const PlannedUnit& a, const PlannedUnit& b) {
+  return std::ranges::equal(a.groups, b.groups, [](const GroupPlan& left, const GroupPlan& right) {
+    return left.dtype == right.dtype && left.layout.size() == right.layout.size() &&
+           left.layout.chunk() == right.layout.chunk() && left.layout.padding() == right.layout.padding();
+  });
+}
+
 std::string group_lines(const GroupPlan& group, bool layout) {
   auto& flat = group.layout;
-  auto text = fmt::format("    {}  size {}, chunk {}, padding {} ({:.1f} %)\n", at::toString(group.dtype), flat.size(),
+  auto text = fmt::format("    {}  size {}, chunk {}, padding {} ({:.1f} %)\n", dtype_name(group.dtype), flat.size(),
                           flat.chunk(), flat.padding(), flat.size() ? 100.0 * flat.padding() / flat.size() : 0.0);
   for (int i = 0; layout && i < flat.count(); ++i) {
     std::vector<std::int64_t> rows;
@@ -29,6 +38,10 @@ std::string group_lines(const GroupPlan& group, bool layout) {
 }
 
 }  // namespace
+
+const char* dtype_name(at::ScalarType dtype) {
+  return dtype == at::kBFloat16 ? "bf16" : "fp32";
+}
 
 std::string human_bytes(std::int64_t bytes) {
   return scaled(static_cast<double>(bytes), {" B", "kB", "MB", "GB", "TB", "PB"});
@@ -48,9 +61,14 @@ std::string plan_text(const Plan& plan, bool layout) {
       to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
       human_count(plan.parameters));
   text += "units\n";
-  for (auto& unit : plan.units) {
-    text += fmt::format("  {}\n", unit.name);
+  for (std::size_t first = 0; first < plan.units.size();) {
+    auto last = first;
+    while (!layout && last + 1 < plan.units.size() && alike(plan.units[first], plan.units[last + 1])) ++last;
+    auto& unit = plan.units[first];
+    text += first == last ? fmt::format("  {}\n", unit.name)
+                          : fmt::format("  {} to {}, {} alike\n", unit.name, plan.units[last].name, last - first + 1);
     for (auto& group : unit.groups) text += group_lines(group, layout);
+    first = last + 1;
   }
   text += fmt::format("padding     {} in all full buffers\nbytes per rank\n", human_bytes(plan.padding_bytes));
   auto& bytes = plan.bytes;

@@ -99,7 +99,7 @@ void add_group_bytes(BytesPerRank& bytes, const GroupPlan& group, const GroupPla
   bytes.optimizer += main * optimizer_bytes_per_element;
 
   auto pending = held(size, placement, placement.grads, mesh);
-  bool second = placement.grads != placement.optimizer && (pending != main || precision.reduce != precision.main_grad);
+  bool second = pending != main;  // else an all-reduce turns one into the other in place
   bytes.main_grads += (pending + (second ? main : 0)) * at::elementSize(precision.main_grad);
 }
 

@@ -204,7 +204,8 @@ void ParamGroup::finalize() {
   if (!grads_shard_ && grad_divisor_ != 1.0) result.div_(grad_divisor_);
   if (final_filled_) {
     final_.add_(result);
-  } else if (result.is_same(pending_)) {
+  } else if (result.numel() == pending_.numel()) {
+    if (!result.is_same(pending_)) pending_.copy_(result);
     std::swap(pending_, final_);
   } else if (final_.defined()) {
     final_.copy_(result);
