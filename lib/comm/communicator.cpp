@@ -101,7 +101,8 @@ CallRecord Communicator::enter(std::string_view operation, std::int64_t bytes, c
 }
 
 Work Communicator::record(Work work, CallRecord call) {
-  recorder_.issued(call);
+  if (work.pending_->complete_after_wait()) recorder_.issued(call);
+  work.pending_->issued(call);
   work.recorder_ = &recorder_;
   work.call_ = std::move(call);
   return work;

@@ -54,9 +54,10 @@ class Work {
     virtual ~Pending() = default;
     /// Local. Blocks until done (mpi) or makes the current stream wait (nccl). Throws CommError.
     virtual void wait() = 0;
-    /// Local. True if wait() returning means that the operation is complete (mpi). nccl: the backend reports
-    /// completion itself, when the device is done.
+    /// Local. True if wait() returning means that the operation is complete (mpi). A backend that says false is told
+    /// the call's record, and reports its completion to the Recorder when the device is done (nccl).
     virtual bool complete_after_wait() const { return true; }
+    virtual void issued(const CallRecord& call) {}
   };
 
   Work() = default;  ///< already complete

@@ -24,7 +24,9 @@ class DeviceBackend {
   virtual std::unique_ptr<Communicator> make_communicator(MpiComm comm, MPI_Comm world, const std::string& axis,
                                                           Recorder& recorder) = 0;
 
-  /// Local. Any thread. The sequence number of the oldest collective that the device has not finished; 0: none.
+  /// Local. Any thread. The sequence number of the oldest collective that the device has not finished; 0: none. Also
+  /// looks for errors of communicators, and aborts those that have one: what waits for them on the device then ends,
+  /// and their next use throws CommError.
   virtual std::uint64_t oldest_unfinished() = 0;
 };
 

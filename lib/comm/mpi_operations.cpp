@@ -1,11 +1,8 @@
 #include "comm/mpi_operations.h"
 
-#include <algorithm>
 #include <cstring>
 #include <numeric>
-#include <optional>
 
-#include "comm/message_pieces.h"
 #include "comm/mpi_support.h"
 #include "comm/reduce.h"
 
@@ -13,11 +10,6 @@ namespace meshard {
 
 namespace {
 
-/// A chunk is small enough for the cache and large enough that its message costs little.
-constexpr std::int64_t kChunkBytes = 512 * 1024, kLeastChunkBytes = 4 * 1024;
-constexpr std::int64_t kScratchBytes = 8 * 1024 * 1024;
-/// Messages per peer and operation: all are posted at once, and MPI searches them in a list.
-constexpr std::int64_t kMostChunks = 256;
 /// Below this, all-reduce gathers everything everywhere, in one round instead of two.
 constexpr std::int64_t kSmallBytes = 64 * 1024;
 constexpr std::int64_t kAlignment = 64;
@@ -29,25 +21,6 @@ ByteSpan span_of(const at::Tensor& tensor) {
 ByteSpan slice_of(ByteSpan whole, std::int64_t offset, std::int64_t bytes) {
   return {whole.data + offset, bytes};
 }
-
-/// Peers in an order in which no rank is everybody's first.
-template <typename Visit>
-void for_each_peer(const MpiChannel& channel, Visit visit) {
-  for (int step = 1; step < channel.size; ++step) {
-    visit((channel.rank + step) % channel.size, (channel.rank - step + channel.size) % channel.size);
-  }
-}
-
-/// A buffer cut into one slice per rank, all of `slice_bytes` but those at its end, which may be shorter or empty.
-struct Slices {
-  ByteSpan whole;
-  std::int64_t slice_bytes;
-
-  ByteSpan of(int rank) const {
-    auto begin = std::min(rank * slice_bytes, whole.bytes);
-    return {whole.data + begin, std::min(slice_bytes, whole.bytes - begin)};
-  }
-};
 
 /// Sends this rank's slice to every peer and receives theirs into place.
 void post_all_gather(Messages& messages, const MpiChannel& channel, const Slices& slices) {
@@ -68,80 +41,6 @@ class Exchange : public MpiOperation {
 
  private:
   std::vector<at::Tensor> keep_;
-};
-
-/// Folds every rank's version of this rank's slice into `out`, chunk by chunk.
-class SliceReduction {
- public:
-  SliceReduction(MpiChannel& channel, const Slices& slices, char* out, at::ScalarType dtype, ReduceOp op)
-      : channel_(channel),
-        mine_(slices.of(channel.rank)),
-        out_(out),
-        dtype_(dtype),
-        op_(op),
-        tag_(channel.take_tag()),
-        chunks_(message_pieces(mine_.bytes, chunk_bytes(slices.slice_bytes))),
-        stride_(chunks_.empty() ? 0 : chunks_[0].bytes),
-        scratch_(channel.scratch->take(2 * channel.size * stride_)),
-        sends_(channel, tag_) {
-    receive(0);
-    receive(1);
-    auto chunk = chunk_bytes(slices.slice_bytes);
-    for_each_peer(channel_, [&](int to, int) {
-      auto slice = slices.of(to);
-      for (auto piece : message_pieces(slice.bytes, chunk)) sends_.send(slice_of(slice, piece.offset, piece.bytes), to);
-    });
-  }
-
-  bool step() {
-    while (folded_ < chunks_.size()) {
-      if (!arriving_[folded_ % 2]->done()) return false;
-      fold(folded_);
-      receive(++folded_ + 1);
-    }
-    return sends_.done();
-  }
-
- private:
-  std::int64_t chunk_bytes(std::int64_t slice_bytes) const {
-    auto chunk = std::clamp(kScratchBytes / (2 * channel_.size), kLeastChunkBytes, kChunkBytes);
-    chunk = std::max(chunk, slice_bytes / kMostChunks);
-    return chunk / kAlignment * kAlignment;
-  }
-
-  char* landing(std::size_t chunk, int from) {
-    return scratch_.data() + (static_cast<std::int64_t>(chunk % 2) * channel_.size + from) * stride_;
-  }
-
-  void receive(std::size_t chunk) {
-    if (chunk >= chunks_.size()) return;
-    auto& messages = arriving_[chunk % 2].emplace(channel_, tag_);
-    for_each_peer(channel_, [&](int, int from) {
-      messages.receive({landing(chunk, from), chunks_[chunk].bytes}, from);
-    });
-  }
-
-  void fold(std::size_t chunk) {
-    auto [offset, bytes] = chunks_[chunk];
-    std::vector<const void*> inputs(channel_.size);
-    for (int from = 0; from < channel_.size; ++from) inputs[from] = landing(chunk, from);
-    inputs[channel_.rank] = mine_.data + offset;
-    auto element = static_cast<std::int64_t>(c10::elementSize(dtype_));
-    reduce_in_order(out_ + offset, inputs, bytes / element, dtype_, op_);
-  }
-
-  MpiChannel& channel_;
-  ByteSpan mine_;
-  char* out_;
-  at::ScalarType dtype_;
-  ReduceOp op_;
-  int tag_;
-  std::vector<MessagePiece> chunks_;
-  std::int64_t stride_;
-  ScratchPool::Lease scratch_;
-  Messages sends_;
-  std::optional<Messages> arriving_[2];
-  std::size_t folded_ = 0;
 };
 
 class ReduceScatter : public MpiOperation {
@@ -242,30 +141,6 @@ class Native : public MpiOperation {
 };
 
 }  // namespace
-
-void Messages::send(ByteSpan from, int to) {
-  for (auto piece : message_pieces(from.bytes, channel_->max_message_bytes)) {
-    check_mpi(MPI_Isend(from.data + piece.offset, static_cast<int>(piece.bytes), MPI_BYTE, to, tag_, channel_->comm,
-                        &requests_.emplace_back()),
-              "MPI_Isend", channel_->axis);
-  }
-}
-
-void Messages::receive(ByteSpan into, int from) {
-  for (auto piece : message_pieces(into.bytes, channel_->max_message_bytes)) {
-    check_mpi(MPI_Irecv(into.data + piece.offset, static_cast<int>(piece.bytes), MPI_BYTE, from, tag_, channel_->comm,
-                        &requests_.emplace_back()),
-              "MPI_Irecv", channel_->axis);
-  }
-}
-
-bool Messages::done() {
-  int done = 0;
-  check_mpi(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &done, MPI_STATUSES_IGNORE),
-            "MPI_Testall", channel_->axis);
-  if (done) requests_.clear();
-  return done;
-}
 
 std::unique_ptr<MpiOperation> start_all_gather(MpiChannel& channel, at::Tensor full, const at::Tensor& shard) {
   Slices slices{span_of(full), span_of(shard).bytes};

@@ -5,45 +5,18 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <exception>
 #include <iterator>
 #include <sstream>
-#include <thread>
 
-#include "base/hash.h"
 #include "base/log.h"
-#include "comm/device_backend.h"
 #include "comm/device_choice.h"
-#include "comm/mpi_backend.h"
-#include "comm/recorder.h"
-#include "comm/watchdog.h"
+#include "comm/world_state.h"
 
 namespace meshard {
 
 namespace {
-
-constexpr auto kFailTogether = std::chrono::seconds(2);
-
-/// What each rank tells the others at the start.
-struct Introduction {
-  char host[64];
-  int local_rank;
-  int local_size;
-};
-
-/// What a failing rank tells the others.
-struct Failure {
-  std::int64_t code;
-  std::uint64_t message;
-};
-
-std::string host_name() {
-  char name[64] = "";
-  ::gethostname(name, sizeof name - 1);
-  return name;
-}
 
 at::Tensor bytes_tensor(std::int64_t size) {
   return at::empty({size}, at::kByte);
@@ -56,82 +29,6 @@ at::Tensor bytes_tensor(const std::string& text, std::int64_t size) {
 }
 
 }  // namespace
-
-// Members in the order of construction. Destroyed in reverse: communicators, devices, MPI, watchdog.
-struct World::State {
-  std::unique_ptr<Recorder> recorder;
-  std::unique_ptr<Watchdog> watchdog;
-  std::optional<MpiEnvironment> environment;
-  std::optional<MpiComm> world;
-  std::optional<MpiComm> failing;  ///< only abandon() uses it: whatever else is in flight does not disturb it
-  std::vector<RankPlace> places;
-  int rank = 0;
-  std::uint64_t launch = 0;
-  std::filesystem::path own_folder;  ///< the temporary one, to be removed at the end
-  std::optional<MpiEngine> engine;
-  std::unique_ptr<DeviceBackend> devices;
-  std::unique_ptr<MpiCommunicator> control;
-
-  void join();
-  void introduce();
-  void watch(const WorldOptions& options);
-  void fail_together(const std::string& problem);
-  void clean_up();
-  bool all_fail(const std::string& message, int code, bool& speaks);
-  bool soon(MPI_Request request) const;
-};
-
-void World::State::join() {
-  environment.emplace();
-  world.emplace(MpiComm::duplicate(MPI_COMM_WORLD, "world"));
-  failing.emplace(MpiComm::duplicate(world->get(), "world"));
-  rank = world->rank();
-}
-
-void World::State::introduce() {
-  auto node = MpiComm::split_by_host(world->get());
-  Introduction mine{.host = "", .local_rank = node.rank(), .local_size = node.size()};
-  copy_text(mine.host, host_name());
-  std::vector<Introduction> all(world->size());
-  check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, world->get()),
-            "MPI_Allgather", "world");
-  for (const auto& each : all) places.push_back({each.host, each.local_rank, each.local_size, "cpu"});
-  launch = mix64(hash_text(places[0].host) +
-                 mix64(static_cast<std::uint64_t>(::getpid()) ^ std::bit_cast<std::uint64_t>(wall_seconds())));
-  check_mpi(MPI_Bcast(&launch, sizeof launch, MPI_BYTE, 0, world->get()), "MPI_Bcast", "world");
-}
-
-void World::State::watch(const WorldOptions& options) {
-  auto folder = options.dump_dir;
-  if (folder.empty()) {
-    own_folder = std::filesystem::temp_directory_path() / fmt::format("meshard-{:016x}", launch);
-    folder = own_folder;
-  }
-  recorder = std::make_unique<Recorder>(folder, rank, places[rank].host, launch);
-  bool several_hosts = std::any_of(places.begin(), places.end(), [&](auto& at) { return at.host != places[0].host; });
-  watchdog = std::make_unique<Watchdog>(*recorder, WatchdogOptions{.rank = rank,
-                                                                   .size = static_cast<int>(places.size()),
-                                                                   .launch = launch,
-                                                                   .several_hosts = several_hosts,
-                                                                   .timeout = options.timeout});
-}
-
-// raise_together() before there is a control communicator.
-void World::State::fail_together(const std::string& problem) {
-  int mine = problem.empty() ? static_cast<int>(places.size()) : rank, first = 0;
-  check_mpi(MPI_Allreduce(&mine, &first, 1, MPI_INT, MPI_MIN, world->get()), "MPI_Allreduce", "world");
-  if (first == static_cast<int>(places.size())) return;
-  char text[512] = "";
-  copy_text(text, problem);
-  check_mpi(MPI_Bcast(text, sizeof text, MPI_BYTE, first, world->get()), "MPI_Bcast", "world");
-  throw CommError(fmt::format("rank {} on {}: {}", first, places[first].host, text));
-}
-
-void World::State::clean_up() {
-  std::error_code ignored;
-  if (recorder) recorder->file().remove();
-  if (!own_folder.empty()) std::filesystem::remove(own_folder, ignored);
-}
 
 World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
   check_launcher_environment();
@@ -175,7 +72,12 @@ void World::choose_backend(const WorldOptions& options) {
     state_->clean_up();
     throw ConfigError(fmt::format("no CUDA device: use comm.backend mpi ({})", *first));
   }
-  state_->devices = make_device_backend(*chosen, options.timeout);
+  try {
+    state_->devices = make_device_backend(*chosen, options.timeout);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  raise_together(problem);
   state_->watchdog->set_probe([devices = state_->devices.get()] { return devices->oldest_unfinished(); });
   auto names = gather_texts(state_->devices->device().str());
   for (int other = 0; other < size(); ++other) state_->places[other].device = names[other];
@@ -204,33 +106,9 @@ World::~World() {
   }
 }
 
-bool World::State::soon(MPI_Request request) const {
-  auto deadline = std::chrono::steady_clock::now() + kFailTogether;
-  int done = 0;
-  while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return done;
-}
-
-bool World::State::all_fail(const std::string& message, int code, bool& speaks) {
-  // Static: if the peers do not come, MPI may write into it until the process ends.
-  static std::vector<Failure> failures;
-  static Failure mine;
-  mine = {code, hash_text(message)};
-  failures.resize(places.size());
-  MPI_Request request = MPI_REQUEST_NULL;
-  MPI_Iallgather(&mine, sizeof mine, MPI_BYTE, failures.data(), sizeof mine, MPI_BYTE, failing->get(), &request);
-  if (!soon(request)) return false;
-  auto first = std::find_if(failures.begin(), failures.end(), [](auto& each) { return each.message == mine.message; });
-  speaks = first - failures.begin() == rank;
-  return true;
-}
-
 void World::abandon(const std::string& message, int code) {
   bool speaks = false;
-  if (!state_->all_fail(message, code, speaks)) {
+  if (!state_->all_fail(message, speaks)) {
     Log::error(fmt::format("rank {} on {}: {}", rank(), place().host, message));
     std::fflush(nullptr);
     MPI_Abort(MPI_COMM_WORLD, code);

@@ -66,8 +66,8 @@ class World {
   World& operator=(const World&) = delete;
 
   /// Collective over all ranks, before the first split(). Takes `options.backend` as the constructor does, which calls
-  /// this: for a caller that knows the backend only after it has read a config for size() ranks, and so constructed with
-  /// Backend::Mpi. Throws ConfigError, the same on every rank.
+  /// this: for a caller that knows the backend only after it has read a config for size() ranks, and so constructed
+  /// with Backend::Mpi. Throws ConfigError, the same on every rank.
   void choose_backend(const WorldOptions& options);
 
   int rank() const;

@@ -1,0 +1,52 @@
+#pragma once
+// What a World owns, and how its ranks find together before, and fail together after, there are communicators.
+// Private to world.cpp.
+
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/device_backend.h"
+#include "comm/mpi_backend.h"
+#include "comm/recorder.h"
+#include "comm/watchdog.h"
+#include "comm/world.h"
+
+namespace meshard {
+
+// Members in the order of construction. Destroyed in reverse: communicators, devices, MPI, watchdog.
+struct World::State {
+  std::unique_ptr<Recorder> recorder;
+  std::unique_ptr<Watchdog> watchdog;
+  std::optional<MpiEnvironment> environment;
+  std::optional<MpiComm> world;
+  std::optional<MpiComm> failing;  ///< only abandon() uses it: whatever else is in flight does not disturb it
+  std::vector<RankPlace> places;
+  int rank = 0;
+  std::uint64_t launch = 0;
+  std::filesystem::path own_folder;  ///< the temporary one, to be removed at the end
+  std::optional<MpiEngine> engine;
+  std::unique_ptr<DeviceBackend> devices;
+  std::unique_ptr<MpiCommunicator> control;
+
+  /// Collective over all ranks. MPI, and the world's own communicators.
+  void join();
+  /// Collective over all ranks. Who is where; the number of this launch.
+  void introduce();
+  /// Local. The ring and its watchdog. Throws IoError.
+  void watch(const WorldOptions& options);
+  /// Collective over all ranks. World::raise_together() before there is a control communicator.
+  void fail_together(const std::string& problem);
+  /// Local. Removes the ring and the temporary folder.
+  void clean_up();
+
+  /// Collective over all ranks, with patience: false if not all ranks come within two seconds. `speaks`: this rank is
+  /// the first of those that fail with this message.
+  bool all_fail(const std::string& message, bool& speaks);
+  /// Local. The request completes within two seconds.
+  bool soon(MPI_Request request) const;
+};
+
+}  // namespace meshard

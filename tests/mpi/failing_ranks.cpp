@@ -1,0 +1,69 @@
+// Runs that fail, for failures_test.sh: failing_ranks MODE [DUMP_FOLDER]. Rank 1 is the one that misbehaves.
+
+#include <ATen/ops/zeros.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "comm/world.h"
+
+using namespace meshard;
+
+namespace {
+
+void gather(Communicator& axis, int unit) {
+  auto full = at::zeros({axis.size() * 1000}, at::kFloat);
+  axis.all_gather(full, full.narrow(0, axis.rank() * 1000, 1000), {.unit = "layer." + std::to_string(unit)}).wait();
+}
+
+void stop(World& world, Communicator& axis) {
+  for (int unit = 0; unit < 300; ++unit) gather(axis, unit);
+  if (world.rank() == 1) ::raise(SIGSTOP);
+  gather(axis, 300);
+}
+
+// Longer than the timeout, but nobody waits longer than that.
+void compute_apart(World& world) {
+  std::this_thread::sleep_for(std::chrono::seconds(4));
+  world.control().barrier();
+}
+
+void misbehave(World& world, const std::string& mode) {
+  auto axis = world.split(0, world.rank(), "dp_shard");
+  world.enter_phase("training");
+  if (mode == "stop") stop(world, *axis);
+  if (mode == "compute") compute_apart(world);
+  if (mode == "one" && world.rank() == 1) throw IoError("cannot write metrics.jsonl: No space left on device");
+  if (mode == "all") throw ConfigError("3 problems in run.yaml");
+  if (mode == "each") throw CommError("problem of rank " + std::to_string(world.rank()));
+  gather(*axis, 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::string mode = argv[1];
+  WorldOptions options;
+  options.backend = Backend::Mpi;
+  options.timeout = std::chrono::seconds(2);
+  if (argc > 2) options.dump_dir = argv[2];
+  if (mode == "expect") options.expect_ranks = 64;
+  try {
+    World world(options);
+    if (mode == "unwind" && world.rank() == 1) throw IoError("nobody caught this inside");
+    try {
+      misbehave(world, mode == "unwind" ? "" : mode);
+    } catch (const Error& error) {
+      world.abandon(error.what(), error.code());
+    }
+  } catch (const Error& error) {
+    if (mode == "unwind" || launch_of_environment().rank == 0) Log::error(error.what());
+    return error.code();
+  }
+}
