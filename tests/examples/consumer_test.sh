@@ -17,5 +17,5 @@ fi
 cp -r "$source/tests/examples/consumer" "$work/consumer"
 cmake -S "$work/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release
 cmake --build "$work/build"
-"$work/build/consumer"
+"$source/tests/support/mpirun.sh" 2 "$work/build/consumer"
 echo "ok: consumer"
