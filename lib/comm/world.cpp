@@ -108,6 +108,7 @@ World::~World() {
 
 void World::abandon(const std::string& message, int code) {
   bool speaks = false;
+  state_->leave_own_folder();
   if (!state_->all_fail(message, speaks)) {
     Log::error(fmt::format("rank {} on {}: {}", rank(), place().host, message));
     std::fflush(nullptr);

@@ -77,9 +77,15 @@ void World::State::fail_together(const std::string& problem) {
 }
 
 void World::State::clean_up() {
-  std::error_code ignored;
   if (recorder) recorder->file().remove();
-  if (!own_folder.empty()) std::filesystem::remove(own_folder, ignored);
+  leave_own_folder();
+}
+
+void World::State::leave_own_folder() {
+  if (own_folder.empty()) return;
+  std::error_code ignored;
+  std::filesystem::remove(own_folder / fmt::format("ring-{}.bin", rank), ignored);
+  std::filesystem::remove(own_folder, ignored);
 }
 
 bool World::State::soon(MPI_Request request) const {

@@ -39,8 +39,11 @@ struct World::State {
   void watch(const WorldOptions& options);
   /// Collective over all ranks. World::raise_together() before there is a control communicator.
   void fail_together(const std::string& problem);
-  /// Local. Removes the ring and the temporary folder.
+  /// Local. Removes the ring, and the temporary folder if it is empty.
   void clean_up();
+  /// Local. Removes this rank's ring from the temporary folder, and the folder if it is empty. A ring in the dump
+  /// folder of a run stays.
+  void leave_own_folder();
 
   /// Collective over all ranks, with patience: false if not all ranks come within two seconds. `speaks`: this rank is
   /// the first of those that fail with this message.
