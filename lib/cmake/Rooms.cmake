@@ -2,7 +2,8 @@
 #   meshard_room(mesh SOURCES mesh.cpp mesh_shape.cpp DOORS comm [LINKS fmt::fmt ...] [TENSORS])
 # TENSORS: the room compiles against LibTorch and shares the one precompiled header.
 add_library(meshard_options INTERFACE)
-target_compile_options(meshard_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter>)
+target_compile_options(meshard_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter
+                       -Wno-missing-field-initializers>)
 # Any node of a cluster, login or compute, runs the same binary: no -march=native. Hot loops use function multiversioning.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(meshard_options INTERFACE -march=x86-64-v3)

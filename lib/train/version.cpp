@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "comm/device_backend.h"
 #include "train/run.h"
 
 namespace meshard {
@@ -18,7 +19,7 @@ std::string version_text() {
   return fmt::format(
       "meshard      {}\nLibTorch     {}\nMPI          {}\nbackends     {}\nfmt          {}\nzlib         {}\njson      "
       "   {}.{}.{}",
-      MESHARD_VERSION, TORCH_VERSION, library, MESHARD_BACKENDS, FMT_VERSION, zlibVersion(),
+      MESHARD_VERSION, TORCH_VERSION, library, built_in_backends(), FMT_VERSION, zlibVersion(),
       NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH);
 }
 

@@ -38,9 +38,6 @@ at::Tensor batch(int step, int microbatches) {
   int w = test_world().size();
   return test_values({microbatches * w * 2, 8}, 100 + step);
 }
-int batch_rows() {
-  return test_world().size() * 2;
-}
 at::Tensor my_rows(const at::Tensor& whole, int a) {
   int w = test_world().size();
   return whole.narrow(0, (a * w + test_world().rank()) * 2, 2);
