@@ -1,0 +1,206 @@
+#!/usr/bin/env python3
+"""Bad input is refused before anything starts: exit code 2, said once, with its place and the way out."""
+import json
+import re
+import struct
+
+from harness import (BINARY, SOURCE, TINY, Metrics, Run, case, expect, main, meshard, mpirun, says_once, scratch, sets,
+                     train_command, training)
+
+SHORT = {"train.steps": 2, "train.eval_interval": 0}
+
+
+def config_with(*changes):
+    """A copy of tiny.yaml with text replaced."""
+    text = (SOURCE / TINY).read_text()
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    path = scratch("config.yaml")
+    path.write_text(text)
+    return path
+
+
+def place_of(path, changed, wrong):
+    """line:column of `wrong` where it last occurs in `changed`, a part of the file. Both count from 1."""
+    text = path.read_text()
+    before = text[:text.index(changed) + changed.rindex(wrong)]
+    return f"{before.count(chr(10)) + 1}:{len(before) - before.rfind(chr(10))}"
+
+
+def refused(name, patterns, config=TINY, values=None, ranks=2, options=(), code=2):
+    folder = scratch("run")
+    run = training(folder, ranks, config, values, options)
+    expect(f"{name}: exit code {code}", run.code == code, run)
+    for pattern in patterns:
+        expect(f"{name}: says once /{pattern}/", says_once(run, pattern), run)
+    expect(f"{name}: nothing was trained", not Metrics(folder).steps, run)
+    return run
+
+
+@case
+def config_errors():
+    """Catches: an error without its place or remedy, printed by every rank, or one at a time."""
+    cases = [   # what, line of tiny.yaml, what it becomes, where in it the error lies, message
+        ("unknown key", "  dp_outer: 1", "  dp_outre: 1", "dp_outre",
+         r"parallel\.dp_outre: unknown key; did you mean `dp_outer`\?"),
+        ("wrong type", "  steps: 20", "  steps: many", "many", r"train\.steps: `many`.*expected an integer"),
+        ("octal", "  seq_len: 16", "  seq_len: 010", "010",
+         r"train\.seq_len: `010` is a number that YAML readers take differently"),
+        ("out of range", "  lr: 1.0e-3", "  lr: -1.0e-3", "-1.0e-3",
+         r"optimizer\.lr: -1\.0e-3 is out of range; expected a number > 0"),
+        ("unknown word", "  strategy: fsdp", "  strategy: fdsp", "fdsp",
+         r"parallel\.strategy: `fdsp`.*did you mean `fsdp`\?"),
+        ("duplicate key", "  seq_len: 16", "  seq_len: 16\n  seq_len: 8", "seq_len: 8",
+         r"train\.seq_len: duplicate key"),
+        ("odd head_dim", "  num_attention_heads: 4", "  num_attention_heads: 4\n  head_dim: 7", "7",
+         r"model\.head_dim: 7 is odd"),
+        ("indivisible batch", "  global_batch_size: 12", "  global_batch_size: 13", "13",
+         r"train\.global_batch_size: 13 is not a multiple of .* 2 ranks = 2; nearest: 12, 14"),
+        ("indivisible mesh", "  dp_outer: 1", "  dp_outer: 3", "3",
+         r"parallel\.dp_outer: 3 does not divide the 2 ranks of this run; use 1 or 2"),
+        ("a mesh unlike the ranks", "  dp_shard: auto", "  dp_shard: 4", "4",
+         r"parallel\.dp_shard: dp_outer 1 x dp_shard 4 = 4, but this run has 2 ranks"),
+        ("broken YAML", "  dp_outer: 1", "  dp_outer: [1", "", r"not valid YAML"),
+    ]
+    for name, line, changed, wrong, pattern in cases:
+        config = config_with((line, changed))
+        place = rf"{config.name}:{place_of(config, changed, wrong)}" if wrong else rf"{config.name}:\d+:\d+"
+        refused(name, [place + r"\s+" + pattern], config)
+    many = config_with(("dp_outer: 1", "dp_outre: 1"), ("steps: 20", "steps: many"), ("seq_len: 16", "seq_len: 0"))
+    refused("three errors", ["config error: 3 problems in ", "dp_outre", "`many`", "seq_len: 0 is out of range"], many)
+    refused("a bad override", [r"--set train\.stpes: .*did you mean `(train\.)?steps`\?"], values={"train.stpes": 3})
+    refused("an override of the wrong type", [r"--set train\.steps: `x`"], values={"train.steps": "x"})
+    refused("no such config", [r"nothing\.yaml: cannot be read \(No such file"], scratch("nothing.yaml"))
+    refused("a folder as config", [r"is a folder"], SOURCE)
+
+
+@case
+def data_errors():
+    """Catches: data that is missing or damaged and found late, or without the file's name."""
+    text = {**SHORT, "data.type": "text"}
+    missing, empty, short = scratch("missing.txt"), scratch("empty.txt"), scratch("short.txt")
+    empty.write_text("")
+    short.write_text("no")
+    refused("missing data file", [re.escape(str(missing))], values={**text, "data.files": f"[{missing}]"})
+    refused("empty data", [re.escape(str(empty)) + " is empty"], values={**text, "data.files": f"[{empty}]"})
+    refused("short data", [re.escape(str(short)) + " is too short"], values={**text, "data.files": f"[{short}]"})
+    folder = scratch("folder")
+    folder.mkdir()
+    refused("a folder as data", [re.escape(str(folder)) + " is a folder"], values={**text, "data.files": f"[{folder}]"})
+    plain = scratch("plain.txt.gz")
+    plain.write_text("plain text" * 100)
+    refused("text as .gz", [re.escape(str(plain)) + " is not a gzip file"], values={**text, "data.files": f"[{plain}]"})
+    prefix = indexed_corpus([5, 6, 7] * 200 + [999] + [1] * 100)
+    run = refused("a token beyond the vocabulary", [r"999"],
+                  values={**SHORT, "train.steps": 20, "data.type": "indexed", "data.files": f"[{prefix}]"})
+    expect("it names the file and the offset",
+           re.search(re.escape(prefix.name) + r".*\b(600|1200)\b", run.err + run.out), run)
+    refused("no .idx", [r"lonely\.idx"], values={**SHORT, "data.type": "indexed", "data.files": f"[{lonely_bin()}]"})
+
+
+def indexed_corpus(tokens):
+    """A Megatron .bin/.idx pair of one document of 16-bit tokens; its prefix."""
+    prefix = scratch("corpus")
+    prefix.with_suffix(".bin").write_bytes(struct.pack(f"<{len(tokens)}H", *tokens))
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2)
+    prefix.with_suffix(".idx").write_bytes(index + struct.pack("<iqqq", len(tokens), 0, 0, 1))
+    return prefix
+
+
+def lonely_bin():
+    path = scratch("lonely.bin")
+    path.write_bytes(bytes(100))
+    return path
+
+
+@case
+def launches():
+    """Catches: a run of another shape than intended that trains nevertheless."""
+    refused("--expect-ranks", [r"this run has 2 ranks, not the 4 of --expect-ranks"], options=("--expect-ranks", 4))
+    run = training(scratch("run"), 2, values=SHORT, options=("--expect-ranks", 2))
+    expect("--expect-ranks that holds: exit code 0", run.code == 0, run)
+
+    run = Run(train_command(scratch("run"), values=SHORT), env={"SLURM_STEP_NUM_TASKS": "2"}).wait()
+    expect("srun without PMI: exit code 2", run.code == 2, run)
+    expect("srun without PMI: the right command is shown", "mpirun -n 2 meshard" in run.err, run)
+
+    other = config_with(("lr: 1.0e-3", "lr: 2.0e-3"))
+    folder = scratch("run")
+    two = [*mpirun(1, train_command(folder, values=SHORT)), ":", "-n", 1, *train_command(folder, other, SHORT)]
+    run = Run(two).wait()
+    expect("ranks with different configs: exit code 2", run.code == 2, run)
+    expect("ranks with different configs: said once", says_once(run, r"(?i)config.*differ|differ.*config"), run)
+    expect("ranks with different configs: the rank is named", re.search(r"rank\w* 1\b", run.err + run.out), run)
+
+
+@case
+def command_line():
+    """Catches: a usage error with an exit code of its own, or help without examples."""
+    for name, words in (("unknown option", ["train", TINY, "--frobnicate"]), ("no subcommand", []),
+                        ("unknown subcommand", ["trian", TINY]), ("no config", ["train"]),
+                        ("a word for a number", ["train", TINY, "--expect-ranks", "two"]),
+                        ("an unknown way to resume", ["train", TINY, "--resume", "maybe"])):
+        run = meshard(*words)
+        expect(f"{name}: exit code 2 and a message", run.code == 2 and (run.err + run.out).strip() != "", run)
+    run = Run(mpirun(2, [BINARY, "train", TINY, "--frobnicate"])).wait()
+    expect("unknown option on 2 ranks: exit code 2", run.code == 2, run)
+    expect("unknown option on 2 ranks: said once", says_once(run, "--frobnicate(?!.*meshard train)"), run)
+
+    for words in (["--help"], ["train", "--help"], ["plan", "--help"]):
+        run = meshard(*words)
+        expect(f"{' '.join(words)}: exit code 0", run.code == 0, run)
+        expect(f"{' '.join(words)}: has examples", re.search(r"(?i)example", run.out) and "meshard" in run.out, run)
+    run = meshard("--version")
+    expect("--version: exit code 0", run.code == 0, run)
+    for word in ("meshard", "LibTorch", "Open MPI", "yaml-cpp", "CLI11", "fmt", "json", "zlib", "mpi"):
+        expect(f"--version names {word}", word in run.out, run)
+
+
+@case
+def not_in_this_version():
+    """Catches: a section that is valid, not honoured, and passed over."""
+    moe = config_with(("  tie_word_embeddings: false",
+                       "  tie_word_embeddings: false\n  moe: {n_routed_experts: 4, moe_intermediate_size: 16}"))
+    refused("model.moe", [r"model\.moe"], moe)
+    run = meshard("plan", moe, "--ranks", 2)
+    expect("plan of model.moe: exit code 2", run.code == 2 and "model.moe" in run.err, run)
+
+
+@case
+def run_folder():
+    """Catches: a run that destroys or mixes with an earlier one unasked; a resolved config that cannot be run."""
+    folder = scratch("run")
+    run = training(folder, 2, values=SHORT)
+    expect("first run: exit code 0", run.code == 0, run)
+    before = (folder / "metrics.jsonl").read_bytes()
+    run = training(folder, 2, values=SHORT)
+    expect("used folder: exit code 2", run.code == 2, run)
+    expect("used folder: said once, with the way out", says_once(run, r"--overwrite"), run)
+    expect("used folder: nothing changed", (folder / "metrics.jsonl").read_bytes() == before, run)
+    expect("used folder: no lock is left", not (folder / "lock").exists(), run)
+
+    run = training(folder, 2, values={**SHORT, "train.steps": 3}, options=("--overwrite",))
+    steps = [line["step"] for line in Metrics(folder).steps]
+    expect("--overwrite: exit code 0, only the new run's lines", run.code == 0 and steps == [1, 2, 3], run)
+
+    run = training(folder, 2, values={**SHORT, "train.steps": 3}, options=("--resume", "auto"))
+    metrics = Metrics(folder)
+    expect("--resume auto in a used folder: exit code 0", run.code == 0, run)
+    expect("--resume auto: each step stands once", [line["step"] for line in metrics.steps] == [1, 2, 3],
+           json.dumps([line.get("step", next(iter(line))) for line in metrics.lines]))
+    expect("--resume auto: this start has its header and end", metrics.headers and metrics.ends[-1]["exit"] == 0, run)
+
+    fresh = scratch("fresh")
+    run = training(fresh, 2, values=SHORT, options=("--resume", "auto"))
+    expect("--resume auto in a fresh folder: exit code 0", run.code == 0, run)
+    run = training(scratch("run"), 2, values={**SHORT, "run.dir": scratch("parent"), "run.name": "a"})
+    expect("--run-dir goes before run.dir", run.code == 0, run)
+    parent = scratch("parent")
+    run = Run([BINARY, "train", TINY, *sets({**SHORT, "run.dir": parent, "run.name": "a"})]).wait()
+    expect("without --run-dir: run.dir/run.name", run.code == 0 and (parent / "a/metrics.jsonl").exists(), run)
+    no_folder = config_with(("name: tiny", "name: a/b"))
+    refused("a name with a slash", [r"run\.name: `a/b`"], no_folder)
+
+
+main()
