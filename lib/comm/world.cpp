@@ -112,6 +112,8 @@ void World::abandon(const std::string& message, int code) {
   if (!state_->all_fail(message, speaks)) {
     Log::error(fmt::format("rank {} on {}: {}", rank(), place().host, message));
     std::fflush(nullptr);
+    std::error_code ignored;
+    if (!state_->own_folder.empty()) std::filesystem::remove_all(state_->own_folder, ignored);
     MPI_Abort(MPI_COMM_WORLD, code);
     ::_exit(code);
   }
