@@ -8,6 +8,7 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "comm/launcher.h"
 #include "train/run.h"
 
 namespace {
@@ -25,26 +26,30 @@ void keep_freed_memory() {
 int main(int argc, char** argv) {
   using namespace meshard;
   keep_freed_memory();
+  // What is wrong before MPI is up is wrong on every rank: one says it.
+  const bool speaks = launch_of_environment().rank == 0;
 
   CLI::App app("Trains transformer language models on clusters, sharded over MPI or NCCL.", "meshard");
   app.set_version_flag("--version", [] { return version_text(); });
   app.require_subcommand(1);
+  app.footer(
+      "Examples:\n  meshard plan configs/quickstart.yaml --ranks 4\n"
+      "  mpirun -n 4 meshard train configs/quickstart.yaml\n"
+      "  meshard train --help");
   Command run;
   add_train(app, run);
   add_plan(app, run);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& help_or_version) {
-    return app.exit(help_or_version);
-  } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return kExitUsage;
+  } catch (const CLI::ParseError& error) {  // help and version too
+    int code = speaks ? app.exit(error) : error.get_exit_code();
+    return code == 0 ? kExitDone : kExitUsage;
   }
 
   try {
     return run();
   } catch (const Error& error) {
-    Log::error(error.what());
+    if (speaks) Log::error(error.what());
     return error.code();
   } catch (const std::exception& error) {
     Log::error(error.what());

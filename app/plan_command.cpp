@@ -14,13 +14,16 @@ struct PlanArguments {
   std::string config;
   std::vector<std::string> overrides;
   int ranks = 1;
+  int ranks_per_node = 0;
   bool layout = false, json = false;
 };
 
 int plan(const PlanArguments& arguments) {
   auto config = load_config(arguments.config, arguments.overrides, arguments.ranks);
   auto plan = make_plan(config, arguments.ranks);
-  std::cout << (arguments.json ? plan_json(plan, arguments.layout).dump(1) : plan_text(plan, arguments.layout)) << "\n";
+  std::cout << (arguments.json ? plan_json(plan, arguments.layout).dump(1)
+                               : plan_text(plan, arguments.layout, arguments.ranks_per_node))
+            << "\n";
   return 0;
 }
 
@@ -32,6 +35,8 @@ void add_plan(CLI::App& app, Command& run) {
       app.add_subcommand("plan", "What a config costs on N ranks: meshes, layouts, memory, traffic. No MPI.");
   command->add_option("config", arguments->config, "YAML file")->required();
   command->add_option("--ranks", arguments->ranks, "Number of ranks")->required()->check(CLI::Range(1, 1 << 24));
+  command->add_option("--ranks-per-node", arguments->ranks_per_node, "Also say over how many nodes each axis runs")
+      ->check(CLI::Range(1, 1 << 16));
   command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=10")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);

@@ -9,6 +9,10 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(meshard_options INTERFACE -march=x86-64-v3)
 endif()
 
+# What every source pays for its headers, the precompiled one included, is most of a clean build. Off is better while one
+# works on a room: a change then costs one source.
+option(MESHARD_UNITY "Compile several sources of a room at once" ON)
+
 function(meshard_use_tensors target)
   target_link_libraries(${target} PUBLIC $<BUILD_INTERFACE:meshard_libtorch> $<INSTALL_INTERFACE:meshard::libtorch>)
   target_link_libraries(${target} PRIVATE OpenMP::OpenMP_CXX)
@@ -21,7 +25,8 @@ function(meshard_room name)
   cmake_parse_arguments(ROOM "TENSORS" "" "SOURCES;DOORS;LINKS" ${ARGN})
   add_library(meshard_${name} STATIC ${ROOM_SOURCES})
   add_library(meshard::${name} ALIAS meshard_${name})
-  set_target_properties(meshard_${name} PROPERTIES EXPORT_NAME ${name})
+  set_target_properties(meshard_${name} PROPERTIES EXPORT_NAME ${name} UNITY_BUILD ${MESHARD_UNITY}
+                                                   UNITY_BUILD_BATCH_SIZE 8)
   target_include_directories(meshard_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/lib>
                                                     $<INSTALL_INTERFACE:include/meshard>)
   target_compile_features(meshard_${name} PUBLIC cxx_std_20)

@@ -56,8 +56,8 @@ Plan make_plan(const Config& config, int ranks);
 /// Local. The object of contract.md section 1; with `layout` every tensor carries rows_per_rank.
 nlohmann::ordered_json plan_json(const Plan& plan, bool layout);
 
-/// Local. The same for people.
-std::string plan_text(const Plan& plan, bool layout);
+/// Local. The same for people. `ranks_per_node` above 0: also over how many nodes each axis runs.
+std::string plan_text(const Plan& plan, bool layout, int ranks_per_node = 0);
 
 /// Local. "fp32" or "bf16": the words of the config.
 const char* dtype_name(at::ScalarType dtype);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 
 #include "plan/plan.h"
 
@@ -22,6 +23,19 @@ bool alike(const PlannedUnit& a, const PlannedUnit& b) {
     return left.dtype == right.dtype && left.layout.size() == right.layout.size() &&
            left.layout.chunk() == right.layout.chunk() && left.layout.padding() == right.layout.padding();
   });
+}
+
+// Ranks fill node after node, as mpirun places them by default.
+std::string node_lines(const MeshShape& mesh, int ranks_per_node) {
+  auto text =
+      fmt::format("nodes       {} of {} ranks\n", (mesh.ranks() + ranks_per_node - 1) / ranks_per_node, ranks_per_node);
+  for (auto axis : {Axis::DpOuter, Axis::DpShard}) {
+    std::set<int> nodes;
+    for (int rank : mesh.members(axis, 0)) nodes.insert(rank / ranks_per_node);
+    text += fmt::format("  {:<9} {}\n", axis_name(axis),
+                        nodes.size() == 1 ? "within a node" : fmt::format("over {} nodes", nodes.size()));
+  }
+  return text;
 }
 
 std::string group_lines(const GroupPlan& group, bool layout) {
@@ -51,7 +65,7 @@ std::string human_count(std::int64_t count) {
   return scaled(static_cast<double>(count), {"", "k", "M", "B", "T", "Q"});
 }
 
-std::string plan_text(const Plan& plan, bool layout) {
+std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
   auto& mesh = plan.mesh;
   auto text = fmt::format(
       "ranks       {} = dp_outer {} x dp_shard {}; experts: expert_dp {} x expert {}\n"
@@ -60,6 +74,7 @@ std::string plan_text(const Plan& plan, bool layout) {
       mesh.ranks(), mesh.dp_outer(), mesh.dp_shard(), mesh.expert_dp(), mesh.expert(),
       to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
       human_count(plan.parameters));
+  if (ranks_per_node > 0) text += node_lines(mesh, ranks_per_node);
   text += "units\n";
   for (std::size_t first = 0; first < plan.units.size();) {
     auto last = first;

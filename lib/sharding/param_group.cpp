@@ -79,7 +79,9 @@ void ParamGroup::make_leaves() {
 
 void ParamGroup::install() {
   for (std::size_t i = 0; i < leaves_.size(); ++i) {
-    plan_.parameters[i].parameter.slot().tensor = placement_.gathers() ? at::Tensor() : leaves_[i];
+    auto& slot = plan_.parameters[i].parameter.slot();
+    slot.tensor = placement_.gathers() ? at::Tensor() : leaves_[i];
+    slot.dtype = precision_.param;
   }
   gathered_ = !placement_.gathers();
 }

@@ -23,6 +23,11 @@ std::string clock_text(double seconds) {
   return whole < 3600 ? minutes : fmt::format("{}:{:0>5}", whole / 3600, minutes);
 }
 
+// Without the sign that some NaNs have.
+double plain_nan(double value) {
+  return std::isnan(value) ? std::abs(value) : value;
+}
+
 std::string rate_text(double tokens_per_s) {
   return tokens_per_s < 1e4 ? fmt::format("{:.0f}", tokens_per_s) : fmt::format("{:.1f}k", tokens_per_s / 1e3);
 }
@@ -75,7 +80,7 @@ void Metrics::append_together(const Json& line) {
 }
 
 void Metrics::header(const Json& header) {
-  append({{"header", header}});
+  append_together({{"header", header}});
 }
 
 void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progress) {
@@ -110,11 +115,11 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
 }
 
 std::string Metrics::step_line(const StepRecord& record, double step_ms, double tokens_per_s) const {
-  auto bpb = byte_data_ ? fmt::format(" | bpb {:.3f}", record.loss / std::log(2.0)) : "";
+  auto bpb = byte_data_ ? fmt::format(" | bpb {:.3f}", plain_nan(record.loss) / std::log(2.0)) : "";
   auto eta = clock_text(seconds_per_step_ * static_cast<double>(config_.train.steps - record.step));
   return fmt::format("step {}/{} | loss {:.4f}{} | norm {:.2f} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}",
-                     record.step, config_.train.steps, record.loss, bpb, record.grad_norm, record.lr, step_ms,
-                     rate_text(tokens_per_s), eta);
+                     record.step, config_.train.steps, plain_nan(record.loss), bpb, plain_nan(record.grad_norm),
+                     record.lr, step_ms, rate_text(tokens_per_s), eta);
 }
 
 void Metrics::evaluation(std::int64_t step, double loss) {
@@ -126,7 +131,7 @@ void Metrics::evaluation(std::int64_t step, double loss) {
 }
 
 void Metrics::end(int exit_code, std::int64_t step, const std::string& reason) {
-  append({{"end", {{"exit", exit_code}, {"step", step}, {"reason", reason}}}});
+  append_together({{"end", {{"exit", exit_code}, {"step", step}, {"reason", reason}}}});
 }
 
 }  // namespace meshard

@@ -38,14 +38,14 @@ class Metrics {
   Metrics(World& world, Log& log, const Config& config, const std::filesystem::path& file, bool byte_data,
           double flops_per_token);
 
-  /// Local, rank 0 writes. The line that opens each start.
+  /// Collective over world; rank 0 writes. The line that opens each start.
   void header(const nlohmann::ordered_json& header);
   /// Collective over world. One logged step: gathers times and memory over the ranks, writes the line, prints it.
   /// `traffic` is this rank's ledger of the step. Throws IoError on every rank if the line could not be written.
   void step(const StepRecord& record, const Ledger& traffic, bool progress);
   /// Collective over world. One evaluation, at `step` steps done.
   void evaluation(std::int64_t step, double loss);
-  /// Local, rank 0 writes. The orderly end.
+  /// Collective over world; rank 0 writes. The orderly end.
   void end(int exit_code, std::int64_t step, const std::string& reason);
 
  private:

@@ -80,6 +80,17 @@ ShardedModel shard_and_initialise(const Config& config, Mesh& mesh) {
   return sharded;
 }
 
+Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
+  try {
+    auto outcome = trainer.run(progress);
+    metrics.end(outcome.exit_code, trainer.steps_done(), outcome.reason);
+    return outcome;
+  } catch (const NonFiniteError& error) {  // all ranks agree on it: an orderly end
+    metrics.end(error.code(), trainer.steps_done(), error.what());
+    throw;
+  }
+}
+
 }  // namespace
 
 Outcome run_training(World& world, const Config& config, const RunOptions& options, Log& log) {
@@ -116,8 +127,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   metrics->header(startup_json(world, facts));
 
   Trainer trainer(config, *model, *context, batches, *metrics, stop);
-  auto outcome = trainer.run(options.progress);
-  metrics->end(outcome.exit_code, trainer.steps_done(), outcome.reason);
+  auto outcome = train_to_the_end(trainer, *metrics, options.progress);
   if (outcome.exit_code == kExitDone) log.print(fmt::format("done: results lie in {}", folder.path().string()));
   return outcome;
 }

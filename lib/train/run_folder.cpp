@@ -67,6 +67,17 @@ bool create_lock(const fs::path& lock) {
   throw ConfigError(fmt::format("cannot write {}: the disk is full", lock.string()));
 }
 
+// Leaves out lines of steps that will be done again, so that each step stands once; a torn line too.
+void cut_steps_after(const fs::path& metrics, std::int64_t step) {
+  std::ifstream old(metrics);
+  std::string kept;
+  for (std::string line; std::getline(old, line);) {
+    auto json = nlohmann::json::parse(line, nullptr, false);
+    if (json.is_object() && json.value("step", std::int64_t{0}) <= step) kept += line + "\n";
+  }
+  RunFolder::write_file(metrics, kept);
+}
+
 }  // namespace
 
 RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite) : path_(std::move(path)) {
@@ -76,6 +87,7 @@ RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite)
       prepare(resume, overwrite);
     } catch (const std::exception& error) {
       problem = error.what();
+      release_lock();
     }
   }
   problem = world.share_text(problem);
@@ -83,8 +95,13 @@ RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite)
 }
 
 RunFolder::~RunFolder() {
+  release_lock();
+}
+
+void RunFolder::release_lock() {
   std::error_code ignored;
   if (owns_lock_) fs::remove(path_ / "lock", ignored);
+  owns_lock_ = false;
 }
 
 void RunFolder::prepare(Resume resume, bool overwrite) {
@@ -105,6 +122,7 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
                     "or pass --overwrite to start it anew",
                     path_.string()));
   }
+  if (used && !overwrite) cut_steps_after(metrics(), 0);
   fs::create_directories(dump());
   fs::remove(stop());
 }

@@ -45,6 +45,7 @@ class RunFolder {
  private:
   void prepare(Resume resume, bool overwrite);
   void take_lock();
+  void release_lock();
 
   std::filesystem::path path_;
   bool owns_lock_ = false;

@@ -16,11 +16,22 @@ std::string version_text() {
   MPI_Get_library_version(mpi, &length);
   std::string library(mpi, length);
   library = library.substr(0, library.find(", package"));
-  return fmt::format(
-      "meshard      {}\nLibTorch     {}\nMPI          {}\nbackends     {}\nfmt          {}\nzlib         {}\njson      "
-      "   {}.{}.{}",
-      MESHARD_VERSION, TORCH_VERSION, library, built_in_backends(), FMT_VERSION, zlibVersion(),
-      NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH);
+  auto json =
+      fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH);
+  std::string text;
+  for (auto& [name, version] : std::initializer_list<std::pair<const char*, std::string>>{
+           {"meshard", MESHARD_VERSION},
+           {"LibTorch", TORCH_VERSION},
+           {"MPI", library},
+           {"backends", built_in_backends()},
+           {"yaml-cpp", MESHARD_YAML_CPP_VERSION},
+           {"CLI11", MESHARD_CLI11_VERSION},
+           {"fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
+           {"zlib", zlibVersion()},
+           {"json", json}}) {
+    text += fmt::format("{}{:<12} {}", text.empty() ? "" : "\n", name, version);
+  }
+  return text;
 }
 
 }  // namespace meshard

@@ -38,7 +38,7 @@ check "computing longer than the timeout is no hang" is "$code" 0
 run 3 one
 check "an error on one rank ends all with 70" is "$code" 70
 check "it is printed once, with rank and host" is "$(count '^rank 1 on .*: cannot write metrics.jsonl')" 1
-check "at once" [ "$seconds" -le 10 ]
+check "long before the watchdog" [ "$seconds" -le 40 ]
 
 # Catches: an error of all ranks printed by each.
 run 3 all
@@ -53,7 +53,7 @@ check "each is printed" is "$(count '^problem of rank')" 3
 run 3 unwind
 check "an exception through the World ends all with 70" is "$code" 70
 check "it reaches main" says "nobody caught this inside"
-check "at once" [ "$seconds" -le 10 ]
+check "long before the watchdog" [ "$seconds" -le 40 ]
 
 # Catches: a world of another size that trains nevertheless.
 run 2 expect

@@ -63,7 +63,9 @@ BOOST_AUTO_TEST_CASE(random_layouts_keep_the_guarantees) {
       shape = {draw(0, 40)};
       for (auto d = draw(0, 2); d > 0; --d) shape.push_back(draw(1, 12));
     }
-    BOOST_TEST_CONTEXT("round " << round) { check_guarantees(GlobalLayout::build(shapes, draw(1, 9))); }
+    BOOST_TEST_CONTEXT("round " << round) {
+      check_guarantees(GlobalLayout::build(shapes, draw(1, 9)));
+    }
   }
 }
 
