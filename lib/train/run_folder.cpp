@@ -122,7 +122,7 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
                     "or pass --overwrite to start it anew",
                     path_.string()));
   }
-  if (used && !overwrite) cut_steps_after(metrics(), 0);
+  if (used && !overwrite && fs::is_regular_file(metrics())) cut_steps_after(metrics(), 0);
   fs::create_directories(dump());
   fs::remove(stop());
 }
