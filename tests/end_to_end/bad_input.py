@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Bad input is refused before anything starts: exit code 2, said once, with its place and the way out."""
 import json
+import pathlib
 import re
 import struct
 
@@ -120,6 +121,9 @@ def launches():
     refused("--expect-ranks", [r"this run has 2 ranks, not the 4 of --expect-ranks"], options=("--expect-ranks", 4))
     run = training(scratch("run"), 2, values=SHORT, options=("--expect-ranks", 2))
     expect("--expect-ranks that holds: exit code 0", run.code == 0, run)
+
+    if not pathlib.Path("/dev/nvidia0").exists():  # whether the backend is built in or not
+        refused("nccl without a device", [r"no CUDA device: use comm\.backend mpi"], values={**SHORT, "comm.backend": "nccl"})
 
     run = Run(train_command(scratch("run"), values=SHORT), env={"SLURM_STEP_NUM_TASKS": "2"}).wait()
     expect("srun without PMI: exit code 2", run.code == 2, run)
