@@ -15,6 +15,7 @@ struct TrainArguments {
   std::vector<std::string> overrides;
   std::string run_dir;
   std::optional<int> expect_ranks;
+  std::string resume = "none";
   RunOptions options;
 };
 
@@ -61,9 +62,12 @@ void add_train(CLI::App& app, Command& run) {
   command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=10")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  command->add_option("--resume", options.resume, "auto: continue what the run folder holds; none: it must be unused")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, Resume>{{"auto", Resume::Auto}, {"none", Resume::None}}));
+  command
+      ->add_option("--resume", arguments->resume,
+                   "none (default): the run folder must be unused; auto: it may be used, and as this version writes no "
+                   "checkpoints the run starts at step 1")
+      ->type_name("auto|none")
+      ->check(CLI::IsMember({"auto", "none"}));
   command->add_option("--run-dir", options.run_dir, "Run folder; default run.dir/run.name")->type_name("DIR");
   command->add_flag("--overwrite", options.overwrite, "Start anew in a used run folder");
   command->add_option("--expect-ranks", arguments->expect_ranks, "Refuse to run on another number of ranks")
@@ -72,7 +76,10 @@ void add_train(CLI::App& app, Command& run) {
   command->footer(
       "Examples:\n  mpirun -n 4 meshard train configs/quickstart.yaml\n"
       "  mpirun -n 8 meshard train run.yaml --set parallel.strategy=hfsdp --run-dir runs/hfsdp");
-  command->callback([arguments, &run] { run = [arguments] { return train(*arguments); }; });
+  command->callback([arguments, &run] {
+    arguments->options.resume = arguments->resume == "auto" ? Resume::Auto : Resume::None;
+    run = [arguments] { return train(*arguments); };
+  });
 }
 
 }  // namespace meshard

@@ -3,8 +3,8 @@
 #
 # Runs the command so that a request to stop reaches the ranks. Left to itself, mpirun kills them within two seconds of an
 # INT or TERM, and Ctrl-C never reaches them. Here INT (Ctrl-C), TERM, HUP, USR1 and USR2 all become USR1 for mpirun, which
-# passes it on to every rank; the run saves a checkpoint and ends with exit 75. A second INT ends it at once (exit 130).
-# The exit code is otherwise the command's own.
+# passes it on to every rank; the run ends at the next step: with exit 75 if it saved a checkpoint, else 70. A second INT
+# ends it at once (exit 130). The exit code is otherwise the command's own.
 set -u
 [[ $# -gt 0 ]] || { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 
@@ -18,7 +18,7 @@ request_stop() {
   [[ -n $child ]] || return 0
   kill -USR1 "$child" 2>/dev/null
   [[ -z $repeater ]] || return 0
-  echo "launch.sh: $1: asked the run to save and stop (a second interrupt ends it at once)" >&2
+  echo "launch.sh: $1: asked the run to stop (a second interrupt ends it at once)" >&2
   while sleep "$repeat_s" && kill -USR1 "$child" 2>/dev/null; do :; done >/dev/null 2>&1 &
   repeater=$!
 }

@@ -6,7 +6,7 @@
 #   RANKS=2 jobs/local.sh configs/quickstart.yaml --set parallel.dp_outer=1
 #
 # The quickstart starts anew each time, in its own folder, unless options say otherwise (--resume auto, --run-dir DIR).
-# Ctrl-C asks the run to save and stop; twice ends it at once.
+# Ctrl-C asks the run to stop; twice ends it at once.
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 case "${1-}" in -h | --help) sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"; exit 0 ;; esac

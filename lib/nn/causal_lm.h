@@ -15,7 +15,8 @@ class CausalLM : public Module {
   CausalLM(const DecoderConfig& config, const at::TensorOptions& options);
 
   /// Local (sharded: as collective as the hooks are). scale * sum of token losses over ids and targets [batch, seq]
-  /// int64: a scalar, fp32. Target kIgnoredTarget (-100): left out.
+  /// int64: a scalar, fp32. Sharded: scale = ranks / target tokens of the whole step, as gradients are averaged over
+  /// ranks. Target kIgnoredTarget (-100): left out.
   at::Tensor loss(const at::Tensor& ids, const at::Tensor& targets, double scale);
 
   /// Local (sharded: as collective as the hooks are). [batch, seq, vocab_size] in the model's dtype.

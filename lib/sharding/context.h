@@ -6,8 +6,12 @@
 //   for (auto* layer : model.layers()) context.fully_shard(*layer, options);
 //   context.fully_shard(model, options);                 // the root last
 //   fill main weights (for_each_owned), context.refresh_weights()
-//   per microbatch: { auto scope = context.no_sync(); model.loss(...).backward(); }    // the last one without the
-//   scope optimizer on context.flat_shards(), context.refresh_weights(), context.zero_grad()
+//   per microbatch, the last one without the scope:
+//     { auto scope = context.no_sync(); model.loss(...).backward(); }
+//   optimizer on context.flat_shards(), context.refresh_weights(), context.zero_grad()
+//
+// Gradients are AVERAGED over the ranks that shard or replicate a parameter. For the gradient of a sum over all ranks'
+// tokens, divided by their number, a rank's loss is therefore ranks / tokens times its own sum.
 
 #include <deque>
 #include <memory>

@@ -100,6 +100,8 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   at::set_num_threads(threads_per_rank(config, world));
   world.set_timeout(std::chrono::seconds(config.comm.timeout_s));
 
+  // Before the folder: what cannot train must not cost an earlier run its results.
+  auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
   RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
@@ -110,10 +112,10 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
     }
     return 0;
   });
+  if (!folder.note().empty()) log.print(folder.note());
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 
   Mesh mesh(world, mesh_shape(config, world.size()));
-  auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
   auto plan = make_plan(config, world.size());
   auto [model, context] = shard_and_initialise(config, mesh);
 

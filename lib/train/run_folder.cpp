@@ -68,14 +68,22 @@ bool create_lock(const fs::path& lock) {
 }
 
 // Leaves out lines of steps that will be done again, so that each step stands once; a torn line too.
-void cut_steps_after(const fs::path& metrics, std::int64_t step) {
+// Returns how many.
+int cut_steps_after(const fs::path& metrics, std::int64_t step) {
   std::ifstream old(metrics);
   std::string kept;
+  int cut = 0;
   for (std::string line; std::getline(old, line);) {
     auto json = nlohmann::json::parse(line, nullptr, false);
-    if (json.is_object() && json.value("step", std::int64_t{0}) <= step) kept += line + "\n";
+    bool keep = json.is_object() && json.value("step", std::int64_t{0}) <= step;
+    if (keep) {
+      kept += line + "\n";
+    } else {
+      ++cut;
+    }
   }
   RunFolder::write_file(metrics, kept);
+  return cut;
 }
 
 }  // namespace
@@ -118,11 +126,14 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
     fs::remove_all(dump());
   } else if (used && resume == Resume::None) {
     throw ConfigError(
-        fmt::format("the run folder {} is in use by an earlier run: choose another run.name or --run-dir, "
+        fmt::format("the run folder {} holds an earlier run: choose another run.name or --run-dir, "
                     "or pass --overwrite to start it anew",
                     path_.string()));
   }
-  if (used && !overwrite && fs::is_regular_file(metrics())) cut_steps_after(metrics(), 0);
+  if (used && !overwrite && fs::is_regular_file(metrics())) {
+    note_ = fmt::format("{} holds no checkpoint: starting at step 1; {} lines of earlier steps left its metrics.jsonl",
+                        path_.string(), cut_steps_after(metrics(), 0));
+  }
   fs::create_directories(dump());
   fs::remove(stop());
 }

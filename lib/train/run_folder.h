@@ -33,6 +33,8 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
+  /// What a user should know of a folder that was used before; empty if it was not. Rank 0's.
+  const std::string& note() const { return note_; }
   std::filesystem::path config() const { return path_ / "config.yaml"; }
   std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
   std::filesystem::path log() const { return path_ / "log.txt"; }
@@ -48,6 +50,7 @@ class RunFolder {
   void release_lock();
 
   std::filesystem::path path_;
+  std::string note_;
   bool owns_lock_ = false;
 };
 
