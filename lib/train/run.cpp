@@ -43,6 +43,8 @@ auto together(World& world, const Work& work) {
   } catch (const Error& error) {
     problem = error.what();
     code = error.code();
+  } catch (const std::exception& error) {
+    problem = error.what();
   }
   world.raise_together(problem, code);
   return result;

@@ -93,10 +93,13 @@ RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite)
   if (world.rank() == 0) {
     try {
       prepare(resume, overwrite);
+    } catch (const fs::filesystem_error& error) {
+      problem = fmt::format("the run folder {} cannot be used: {}: {}", path_.string(), error.path1().string(),
+                            error.code().message());
     } catch (const std::exception& error) {
       problem = error.what();
-      release_lock();
     }
+    if (!problem.empty()) release_lock();
   }
   problem = world.share_text(problem);
   if (!problem.empty()) throw ConfigError(problem);
@@ -113,6 +116,7 @@ void RunFolder::release_lock() {
 }
 
 void RunFolder::prepare(Resume resume, bool overwrite) {
+  if (path_.empty()) throw ConfigError("the run folder has an empty name; give --run-dir a folder");
   std::error_code failed;
   fs::create_directories(path_, failed);
   if (failed) {
@@ -122,7 +126,7 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
   take_lock();
   bool used = fs::exists(metrics());
   if (used && overwrite) {
-    for (auto& file : {metrics(), log(), config()}) fs::remove(file);
+    for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
     fs::remove_all(dump());
   } else if (used && resume == Resume::None) {
     throw ConfigError(
@@ -135,7 +139,6 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
                         path_.string(), cut_steps_after(metrics(), 0));
   }
   fs::create_directories(dump());
-  fs::remove(stop());
 }
 
 void RunFolder::take_lock() {
@@ -164,8 +167,13 @@ void RunFolder::write_file(const fs::path& file, const std::string& text) {
   std::ofstream stream(partial);
   stream << text;
   stream.close();
-  if (!stream) throw IoError(fmt::format("cannot write {}: {}", partial.string(), std::strerror(errno)));
-  fs::rename(partial, file);
+  std::error_code failed;
+  if (!stream) failed = std::error_code(errno, std::generic_category());
+  if (!failed) fs::rename(partial, file, failed);
+  if (!failed) return;
+  std::error_code ignored;
+  fs::remove(partial, ignored);
+  throw IoError(fmt::format("cannot write {}: {}", file.string(), failed.message()));
 }
 
 }  // namespace meshard
