@@ -6,7 +6,7 @@
 //   log.txt        what rank 0 printed
 //   dump/          rings and hang summaries
 //   lock           who is running here: host, pid, start time; removed at the end
-//   STOP           made by the user to ask the run to stop; removed when honoured
+//   STOP           made by the user, also before the start, to ask the run to stop; removed when honoured
 
 #include <filesystem>
 #include <string>

@@ -118,7 +118,7 @@ def during_evaluation():
 
 @case
 def repeated_and_late():
-    """Catches: a second request that harms an orderly end; a request that comes when the run is done."""
+    """Catches: a second request that harms an orderly end; a request made before the run that is lost."""
     folder = scratch("run")
     run = in_steps(folder, launch=True)
     for _ in range(3):
@@ -129,7 +129,9 @@ def repeated_and_late():
     (folder).mkdir()
     (folder / "STOP").touch()
     run = training(folder, 2, values={"train.steps": 2})
-    expect("a STOP file of before the start is no request", run.code == 0, run)
+    expect("a STOP file that is there at the start: exit code 70", run.code == 70, run)
+    expect("a STOP file that is there at the start: no step was taken", not Metrics(folder).steps, run)
+    expect("a STOP file that is there at the start: removed", not (folder / "STOP").exists(), run)
 
 
 main()
