@@ -13,5 +13,7 @@ using Command = std::function<int()>;
 void add_train(CLI::App& app, Command& run);
 /// Local.
 void add_plan(CLI::App& app, Command& run);
+/// Local.
+void add_compare(CLI::App& app, Command& run);
 
 }  // namespace meshard

@@ -35,10 +35,12 @@ int main(int argc, char** argv) {
   app.footer(
       "Examples:\n  meshard plan configs/quickstart.yaml --ranks 4\n"
       "  mpirun -n 4 meshard train configs/quickstart.yaml\n"
+      "  meshard compare runs/before runs/after\n"
       "  meshard train --help");
   Command run;
   add_train(app, run);
   add_plan(app, run);
+  add_compare(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too

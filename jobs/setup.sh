@@ -190,7 +190,7 @@ mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
 install_packages
 find_libtorch
-if [[ $tests == yes ]]; then nccl_headers; fi
+if [[ $tests == yes ]]; then nccl_headers; tests/interop/setup.sh; fi
 fetch_text
 build
 say "the binary is $root/build/meshard"

@@ -73,6 +73,12 @@ struct IoError : Error {
       : Error(kExitFailure, message, where) {}
 };
 
+/// What should be bitwise the same on all ranks is not. Thrown on every rank.
+struct ReplicaError : Error {
+  explicit ReplicaError(const std::string& message, std::source_location where = std::source_location::current())
+      : Error(kExitFailure, message, where) {}
+};
+
 /// Training met a value that is not finite.
 struct NonFiniteError : Error {
   explicit NonFiniteError(const std::string& message, std::source_location where = std::source_location::current())

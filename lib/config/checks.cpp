@@ -124,6 +124,20 @@ void check_data(const Config& config, Report& report) {
   }
 }
 
+void check_regression(const Config& config, Report& report) {
+  const auto& r = config.regression;
+  if (r.record_routing && r.replay_routing) {
+    report.at("regression.replay_routing", "a run cannot record its routing and replay another's; give one of the two");
+  }
+  if (config.model.moe || !report.clean({"model.moe"})) return;
+  auto needs_experts = [&](const char* path, bool given) {
+    if (given) report.at(path, "needs mixture-of-experts layers, and this model is dense (no model.moe)");
+  };
+  needs_experts("regression.fault", report.clean({"regression.fault"}) && r.fault != "none");
+  needs_experts("regression.record_routing", r.record_routing.has_value());
+  needs_experts("regression.replay_routing", r.replay_routing.has_value());
+}
+
 void check_length(const Config& config, Report& report) {
   const auto seq_len = config.train.seq_len, longest = config.model.max_position_embeddings;
   if (report.clean({"train.seq_len", "model.max_position_embeddings"}) && seq_len > longest) {
@@ -162,6 +176,7 @@ void check_run(Config& config, int ranks, Report& report) {
   check_precision(config.precision, report);
   check_schedule(config, report);
   check_data(config, report);
+  check_regression(config, report);
 }
 
 }  // namespace meshard

@@ -39,6 +39,8 @@ struct GradSink {
 struct Slot {
   at::Tensor tensor;  ///< what a forward reads now; undefined while the unit is not gathered
   Shape shape;        ///< of the full parameter
+  /// Under expert parallelism `shape` is this rank's part of a parameter that no rank holds whole: its rows begin here.
+  std::int64_t first_row = 0;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
   Init init;

@@ -76,7 +76,7 @@ Attention::Attention(const AttentionConfig& config, const RotaryTable& table, co
               config.initializer_range, options),
       v_proj_(config.hidden_size, config.num_key_value_heads * config.head_dim, config.attention_bias,
               config.initializer_range, options),
-      o_proj_(config.num_attention_heads * config.head_dim, config.hidden_size, config.attention_bias,
+      o_proj_(config.num_attention_heads * config.head_dim, config.hidden_size, config.output_bias,
               config.initializer_range, options) {
   add_child("q_proj", q_proj_);
   add_child("k_proj", k_proj_);

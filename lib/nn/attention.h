@@ -15,7 +15,8 @@ struct AttentionConfig {
   std::int64_t num_key_value_heads = 0;
   std::int64_t head_dim = 0;
   bool use_qk_norm = false;
-  bool attention_bias = false;  ///< on q, k, v and o
+  bool attention_bias = false;  ///< on q, k and v
+  bool output_bias = false;     ///< on o
   double rms_norm_eps = 1e-5;
   double initializer_range = 0.02;
 };

@@ -29,8 +29,9 @@ const DecoderConfig& checked(const DecoderConfig& config, const at::TensorOption
 
 }  // namespace
 
-CausalLM::CausalLM(const DecoderConfig& config, const at::TensorOptions& options)
-    : model_(checked(config, options), options),
+CausalLM::CausalLM(const DecoderConfig& config, const at::TensorOptions& options,
+                   const FeedForwardFactory& feed_forward)
+    : model_(checked(config, options), feed_forward, options),
       lm_head_(config.tie_word_embeddings
                    ? Linear(model_.embedding())
                    : Linear(config.hidden_size, config.vocab_size, false, config.initializer_range, options)) {

@@ -1,6 +1,7 @@
 #pragma once
 // A decoder-only language model: module tree, parameter names and maths of Hugging Face's LlamaForCausalLM (with QK
-// norm: Qwen3ForCausalLM).
+// norm: Qwen3ForCausalLM). With mixtures of experts in place of its MLPs (moe/): Glm4MoeForCausalLM,
+// Qwen3MoeForCausalLM.
 
 #include "nn/decoder.h"
 
@@ -9,10 +10,11 @@ namespace meshard {
 class CausalLM : public Module {
  public:
   /// Local. The model on `options`' device (meta: no memory but the rotary tables, which are real, on the CPU) and
-  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h.
+  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h. `feed_forward` makes the blocks' feed-forward
+  /// parts; default: dense.
   ///
   /// Throws ArgumentError for sizes that contradict each other, and a dtype that is neither.
-  CausalLM(const DecoderConfig& config, const at::TensorOptions& options);
+  CausalLM(const DecoderConfig& config, const at::TensorOptions& options, const FeedForwardFactory& feed_forward = {});
 
   /// Local (sharded: as collective as the hooks are). scale * sum of token losses over ids and targets [batch, seq]
   /// int64: a scalar, fp32. Sharded: scale = ranks / target tokens of the whole step, as gradients are averaged over

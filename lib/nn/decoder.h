@@ -1,6 +1,7 @@
 #pragma once
 // The decoder: embedding, blocks and final norm, named as Hugging Face's LlamaModel.
 
+#include <functional>
 #include <memory>
 
 #include "nn/attention.h"
@@ -24,7 +25,8 @@ struct DecoderConfig {
   double partial_rotary_factor = 1.0;  ///< of each head's elements, int(head_dim * factor) are rotated
   double initializer_range = 0.02;
   bool use_qk_norm = false;
-  bool attention_bias = false;
+  bool attention_bias = false;         ///< on q, k and v
+  bool attention_output_bias = false;  ///< on o: Llama and Qwen with attention_bias, never GLM
   bool tie_word_embeddings = false;
   bool recompute = false;  ///< keep only each block's input for backward
 
@@ -32,12 +34,17 @@ struct DecoderConfig {
   std::int64_t rotary_dim() const;
 };
 
+/// Makes the feed-forward part of block `layer`, [batch, seq, hidden_size] -> the same; null: a dense Mlp. Called once
+/// per block, in order.
+using FeedForwardFactory = std::function<std::unique_ptr<Module>(std::int64_t layer, const at::TensorOptions& options)>;
+
 /// x + attention(norm(x)), then x + mlp(norm(x)).
 class DecoderBlock : public Module {
  public:
-  /// Local. Children self_attn, mlp, input_layernorm, post_attention_layernorm. `table` must outlive this. The hooks of
-  /// self_attn and mlp run, those of the norms do not.
-  DecoderBlock(const DecoderConfig& config, const RotaryTable& table, const at::TensorOptions& options);
+  /// Local. Children self_attn, mlp (`feed_forward`), input_layernorm, post_attention_layernorm. `table` must outlive
+  /// this. The hooks of self_attn and mlp run, those of the norms do not.
+  DecoderBlock(const DecoderConfig& config, const RotaryTable& table, std::unique_ptr<Module> feed_forward,
+               const at::TensorOptions& options);
 
  protected:
   /// Local. [batch, seq, hidden_size] -> the same.
@@ -48,7 +55,7 @@ class DecoderBlock : public Module {
 
   bool recompute_;
   Attention self_attn_;
-  Mlp mlp_;
+  std::unique_ptr<Module> mlp_;
   RMSNorm input_layernorm_;
   RMSNorm post_attention_layernorm_;
 };
@@ -56,7 +63,8 @@ class DecoderBlock : public Module {
 /// The blocks in order; children "0", "1"...
 class DecoderLayers : public Module {
  public:
-  DecoderLayers(const DecoderConfig& config, const RotaryTable& table, const at::TensorOptions& options);
+  DecoderLayers(const DecoderConfig& config, const RotaryTable& table, const FeedForwardFactory& feed_forward,
+                const at::TensorOptions& options);
   const std::vector<Module*>& list() const { return list_; }
 
  protected:
@@ -70,7 +78,7 @@ class DecoderLayers : public Module {
 class Decoder : public Module {
  public:
   /// Local. Children embed_tokens, layers, norm, rotary_emb.
-  Decoder(const DecoderConfig& config, const at::TensorOptions& options);
+  Decoder(const DecoderConfig& config, const FeedForwardFactory& feed_forward, const at::TensorOptions& options);
 
   const Parameter& embedding() const { return embed_tokens_.weight(); }
   const std::vector<Module*>& layers() const { return layers_.list(); }

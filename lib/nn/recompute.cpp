@@ -13,16 +13,46 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Body = std::function<at::Tensor(const at::Tensor&)>;
 
-thread_local int depth = 0;
-
-struct RecomputationScope {
-  RecomputationScope() { ++depth; }
-  ~RecomputationScope() { --depth; }
-};
-
 struct BodyHolder : torch::CustomClassHolder {
   Body body;
+  std::vector<at::Tensor> kept;  // what computed_once() made in the first run
 };
+
+// A body that runs, for the first or the second time.
+struct Run {
+  BodyHolder& holder;
+  bool again;
+  Run* enclosing;
+  std::size_t next_kept = 0;  // second run: what computed_once() gives next
+};
+
+thread_local int depth = 0;
+thread_local Run* innermost = nullptr;
+
+class RunScope {
+ public:
+  RunScope(BodyHolder& holder, bool again) : run_{holder, again, innermost} {
+    innermost = &run_;
+    if (again) ++depth;
+  }
+  ~RunScope() {
+    innermost = run_.enclosing;
+    if (run_.again) --depth;
+  }
+  RunScope(const RunScope&) = delete;
+  RunScope& operator=(const RunScope&) = delete;
+
+ private:
+  Run run_;
+};
+
+// The first run of a body within another's second one is no first run of its choices: the enclosing body has them.
+at::Tensor computed_once_in(Run* run, const std::function<at::Tensor()>& make) {
+  if (run == nullptr) return make();
+  auto& kept = run->holder.kept;
+  if (run->again) return kept.at(run->next_kept++);
+  return kept.emplace_back(computed_once_in(run->enclosing, make));
+}
 
 struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   // `anchor` requires grad, so that the output does even if the input does not: the body's parameters need the call.
@@ -31,7 +61,8 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     context->save_for_backward({input});
     auto holder = c10::make_intrusive<BodyHolder>();
     holder->body = body;
-    context->saved_data["body"] = c10::IValue::make_capsule(std::move(holder));
+    context->saved_data["body"] = c10::IValue::make_capsule(holder);
+    RunScope scope(*holder, /*again=*/false);
     return body(input);
   }
 
@@ -39,12 +70,13 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
     const auto saved = context->get_saved_variables()[0];
     auto input = saved.detach();
     input.set_requires_grad(context->needs_input_grad(0));
-    auto holder = context->saved_data.at("body").toCapsule();
+    auto capsule = context->saved_data.at("body").toCapsule();
+    auto& holder = static_cast<BodyHolder&>(*capsule);
     at::Tensor output;
     {
-      RecomputationScope scope;
+      RunScope scope(holder, /*again=*/true);
       at::AutoGradMode with_graph(true);
-      output = static_cast<BodyHolder&>(*holder).body(input);
+      output = holder.body(input);
     }
     if (output.requires_grad()) torch::autograd::backward({output}, {grads[0]});
     return {input.grad(), at::Tensor(), at::Tensor()};
@@ -61,6 +93,10 @@ at::Tensor recompute(const at::Tensor& input, Body body) {
 
 bool in_recomputation() {
   return depth > 0;
+}
+
+at::Tensor computed_once(const std::function<at::Tensor()>& make) {
+  return computed_once_in(innermost, make);
 }
 
 }  // namespace meshard

@@ -20,4 +20,8 @@ at::Tensor recompute(const at::Tensor& input, std::function<at::Tensor(const at:
 /// Local, of the calling thread. Whether a body is being run for the second time.
 bool in_recomputation();
 
+/// Local, of the calling thread. make(), but computed only once per recompute(): a body's second run gets the tensors
+/// of its first, call by call in the same order. For choices that must not be made anew. Outside recompute(): make().
+at::Tensor computed_once(const std::function<at::Tensor()>& make);
+
 }  // namespace meshard

@@ -2,9 +2,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/silu.h>
+
+#include <algorithm>
 
 #include "nn/kernel_dispatch.h"
 #include "nn/simd.h"
@@ -28,7 +32,7 @@ void forward_range(const T* gate, const T* up, T* product, std::int64_t n) {
   });
 }
 
-// Reads grad_product before it writes grad_up, so the two may be one array.
+// Reads grad_product before it writes, so it may be the array of product or of grad_up.
 template <class T>
 void backward_range(const T* grad_product, const T* gate, const T* up, T* product, T* grad_gate, T* grad_up,
                     std::int64_t n) {
@@ -41,6 +45,11 @@ void backward_range(const T* grad_product, const T* gate, const T* up, T* produc
     simd::store(grad_gate + i, grad * u * s * (1.0f + g * (1.0f - s)), count);
     simd::store(grad_up + i, grad * silu, count);
   });
+}
+
+// Rows that are worth a thread.
+std::int64_t rows_grain(std::int64_t width) {
+  return std::max<std::int64_t>(1, kParallelGrain / std::max<std::int64_t>(1, width));
 }
 
 }  // namespace
@@ -83,6 +92,51 @@ SwigluBackward swiglu_backward_aten(const at::Tensor& grad_product, const at::Te
   const auto silu = at::silu(gate);
   const auto dtype = gate.scalar_type();
   return {silu * up, (grad * u * s * (1.0 + g * (1.0 - s))).to(dtype), grad_product * silu};
+}
+
+at::Tensor swiglu_rows_forward_cpu(const at::Tensor& gate_up) {
+  const auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  auto product = at::empty({rows, width}, gate_up.options());
+  dispatch_kernel(gate_up, "swiglu", [&]<class T>() {
+    const auto* from = gate_up.const_data_ptr<T>();
+    auto* to = product.mutable_data_ptr<T>();
+    at::parallel_for(0, rows, rows_grain(width), [&](std::int64_t begin, std::int64_t end) {
+      for (auto row = begin; row < end; ++row) {
+        const auto* gate = from + 2 * row * width;
+        forward_range(gate, gate + width, to + row * width, width);
+      }
+    });
+  });
+  return product;
+}
+
+at::Tensor swiglu_rows_forward_aten(const at::Tensor& gate_up) {
+  const auto halves = gate_up.chunk(2, 1);
+  return swiglu_forward_aten(halves[0], halves[1]);
+}
+
+SwigluRowsBackward swiglu_rows_backward_cpu(const at::Tensor& grad_product, const at::Tensor& gate_up) {
+  const auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  SwigluRowsBackward out{grad_product, at::empty_like(gate_up)};
+  dispatch_kernel(gate_up, "swiglu_backward", [&]<class T>() {
+    const auto* from = gate_up.const_data_ptr<T>();
+    auto* product = grad_product.mutable_data_ptr<T>();
+    auto* to = out.grad_gate_up.mutable_data_ptr<T>();
+    at::parallel_for(0, rows, rows_grain(width), [&](std::int64_t begin, std::int64_t end) {
+      for (auto row = begin; row < end; ++row) {
+        const auto* gate = from + 2 * row * width;
+        auto *grad = product + row * width, *grad_gate = to + 2 * row * width;
+        backward_range(grad, gate, gate + width, grad, grad_gate, grad_gate + width, width);
+      }
+    });
+  });
+  return out;
+}
+
+SwigluRowsBackward swiglu_rows_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate_up) {
+  const auto halves = gate_up.chunk(2, 1);
+  const auto out = swiglu_backward_aten(grad_product, halves[0], halves[1]);
+  return {out.product, at::cat({out.grad_gate, out.grad_up}, 1)};
 }
 
 }  // namespace meshard

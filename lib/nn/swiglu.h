@@ -21,4 +21,17 @@ struct SwigluBackward {
 SwigluBackward swiglu_backward_cpu(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up);
 SwigluBackward swiglu_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up);
 
+/// Local. The same for rows that hold gate, then up, side by side: [n, 2F] -> [n, F].
+at::Tensor swiglu_rows_forward_cpu(const at::Tensor& gate_up);
+at::Tensor swiglu_rows_forward_aten(const at::Tensor& gate_up);
+
+struct SwigluRowsBackward {
+  at::Tensor product;       ///< [n, F]; CPU: in the storage of grad_product
+  at::Tensor grad_gate_up;  ///< [n, 2F]
+};
+
+/// Local. `grad_product` [n, F] may be overwritten: the caller must own it alone.
+SwigluRowsBackward swiglu_rows_backward_cpu(const at::Tensor& grad_product, const at::Tensor& gate_up);
+SwigluRowsBackward swiglu_rows_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate_up);
+
 }  // namespace meshard

@@ -6,18 +6,6 @@
 
 namespace meshard {
 
-void require_supported(const Config& config) {
-  auto refuse = [](const std::string& key, const std::string& what) {
-    throw ConfigError(fmt::format("config error: {}: {}", key, what));
-  };
-  if (config.model.moe) refuse("model.moe", "this version trains dense models only; remove the section");
-  if (config.regression.fault != "none")
-    refuse("regression.fault", "faults need mixture-of-experts layers, which this version lacks; use none");
-  if (config.regression.record_routing || config.regression.replay_routing) {
-    refuse("regression", "there is no routing to record or replay without mixture-of-experts layers");
-  }
-}
-
 MeshShape mesh_shape(const Config& config, int ranks) {
   return MeshShape(ranks, config.parallel.dp_outer, config.parallel.dp_shard, config.parallel.expert);
 }
@@ -43,30 +31,80 @@ DecoderConfig decoder_config(const Config& config) {
   decoder.initializer_range = model.initializer_range;
   decoder.use_qk_norm = model.use_qk_norm;
   decoder.attention_bias = model.attention_bias;
+  bool glm = model.moe && model.moe->scoring_func == MoeConfig::Scoring::Sigmoid;
+  decoder.attention_output_bias = model.attention_bias && !glm;
   decoder.tie_word_embeddings = model.tie_word_embeddings;
   decoder.recompute = config.train.activation_checkpoint == TrainConfig::Checkpointing::Full;
   return decoder;
 }
 
-std::unique_ptr<CausalLM> build_model(const Config& config, at::Device device) {
-  // Real tensors are the main weights to be: rounding them to precision.param first would lose what meta keeps.
-  auto dtype = device.is_meta() ? config.precision.param : config.precision.main_param;
-  return std::make_unique<CausalLM>(decoder_config(config),
-                                    at::TensorOptions().device(device).dtype(scalar_type(dtype)));
+MoeOptions moe_options(const Config& config) {
+  auto& moe = *config.model.moe;
+  MoeOptions options;
+  options.hidden_size = config.model.hidden_size;
+  options.moe_intermediate_size = moe.moe_intermediate_size;
+  options.n_routed_experts = moe.n_routed_experts;
+  options.num_experts_per_tok = moe.num_experts_per_tok;
+  options.n_shared_experts = moe.n_shared_experts;
+  options.scoring =
+      moe.scoring_func == MoeConfig::Scoring::Sigmoid ? MoeOptions::Scoring::Sigmoid : MoeOptions::Scoring::Softmax;
+  options.n_group = moe.n_group;
+  options.topk_group = moe.topk_group;
+  options.norm_topk_prob = moe.norm_topk_prob;
+  options.routed_scaling_factor = moe.routed_scaling_factor;
+  options.initializer_range = config.model.initializer_range;
+  options.expert_bias = moe.expert_bias.enabled;
+  options.bias_update_rate = moe.expert_bias.update_rate;
+  options.bias_recenter = moe.expert_bias.recenter;
+  options.bias_initial = moe.expert_bias.initial;
+  options.aux_loss = moe.aux_loss.type == AuxLossConfig::Type::Switch     ? MoeOptions::AuxLoss::Switch
+                     : moe.aux_loss.type == AuxLossConfig::Type::Sequence ? MoeOptions::AuxLoss::Sequence
+                                                                          : MoeOptions::AuxLoss::None;
+  options.aux_loss_coeff = moe.aux_loss.coeff;
+  options.z_loss_coeff = moe.z_loss_coeff;
+  options.capacity_factor = moe.capacity_factor;
+  options.fault = fault_of(config.regression.fault);
+  return options;
 }
 
-ShardOptions shard_options(const Config& config) {
+Model build_model(const Config& config, at::Device device, const ExpertParallel& parallel) {
+  // Real tensors are the main weights to be: rounding them to precision.param first would lose what meta keeps.
+  auto dtype = device.is_meta() ? config.precision.param : config.precision.main_param;
+  Model model;
+  FeedForwardFactory feed_forward;
+  if (config.model.moe) {
+    model.moe = std::make_unique<MoeLayers>(moe_options(config), config.model.moe->first_k_dense_replace, parallel);
+    feed_forward = [&layers = *model.moe](std::int64_t layer, const at::TensorOptions& options) {
+      return layers.make(layer, options);
+    };
+  }
+  model.lm = std::make_unique<CausalLM>(decoder_config(config),
+                                        at::TensorOptions().device(device).dtype(scalar_type(dtype)), feed_forward);
+  return model;
+}
+
+std::vector<ModelUnit> model_units(const Model& model) {
+  std::vector<ModelUnit> units;
+  auto next_moe = model.moe ? model.moe->list().begin() : std::vector<MoeLayer*>::const_iterator{};
+  auto& layers = model.lm->layers();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    bool has_experts = model.moe && next_moe != model.moe->list().end() && (*next_moe)->layer() == static_cast<int>(i);
+    if (has_experts) units.push_back({&(*next_moe++)->experts(), true});
+    units.push_back({layers[i], false});
+  }
+  units.push_back({model.lm.get(), false});
+  return units;
+}
+
+ShardOptions shard_options(const Config& config, const ModelUnit& unit) {
   ShardOptions options;
   options.strategy = config.parallel.strategy;
   options.precision = {scalar_type(config.precision.param), scalar_type(config.precision.main_param),
                        scalar_type(config.precision.main_grad), scalar_type(config.precision.reduce)};
+  options.experts = unit.routed_experts && config.parallel.expert > 1;
+  bool unscaled = fault_of(config.regression.fault) == Fault::ExpertGradUnscaled;
+  if (options.experts && !unscaled) options.grad_divisor = config.parallel.expert;
   return options;
-}
-
-std::vector<Module*> unit_modules(CausalLM& model) {
-  auto modules = model.layers();
-  modules.push_back(&model);
-  return modules;
 }
 
 }  // namespace meshard

@@ -1,74 +1,65 @@
 #include "plan/plan.h"
 
-#include <algorithm>
 #include <set>
 
 #include "plan/activations.h"
 #include "plan/assemble.h"
 #include "plan/traffic.h"
+#include "plan/unsharded_peak.h"
 
 namespace meshard {
 
 namespace {
 
-std::int64_t group_elements(const PlannedUnit& unit) {
-  std::int64_t sum = 0;
-  for (auto& group : unit.groups) sum += group.layout.size();
-  return sum;
-}
-
-// The pool's peak. Gathered: the root, and the units in flight (the one that computes and those fetched ahead). Full
-// gradients: the root's through the whole backward, one unit's being filled and one on the way.
-std::int64_t unsharded_peak(const Plan& plan, const GroupPlacement& placement, const Precision& precision) {
-  auto param = static_cast<std::int64_t>(at::elementSize(precision.param));
-  auto wire = static_cast<std::int64_t>(at::elementSize(precision.reduce));
-  std::vector<std::int64_t> sizes;
-  for (auto& unit : plan.units) {
-    if (!unit.kept_gathered) sizes.push_back(group_elements(unit));
+void count_parameters(Plan& plan, const PlannedUnit& unit) {
+  std::int64_t held = 0;
+  for (auto& group : unit.groups) {
+    for (int i = 0; i < group.layout.count(); ++i) held += group.layout.numel(i);
   }
-  std::ranges::sort(sizes, std::greater{});
-  auto largest = [&](std::size_t count) {
-    std::int64_t sum = 0;
-    for (std::size_t i = 0; i < std::min(count, sizes.size()); ++i) sum += sizes[i];
-    return sum;
-  };
-  auto root = group_elements(plan.units.back());
-  std::int64_t peak = 0;
-  if (placement.gathers()) peak += (root + largest(1 + plan.config.parallel.prefetch)) * param;
-  bool reduces = std::ranges::find(placement.grads, Placement::Flat) != placement.grads.end();
-  if (reduces) peak += (root + largest(2)) * wire;
-  return peak;
+  auto all = unit.expert_mesh ? held * plan.mesh.expert() : held;
+  plan.parameters += all;
+  auto& moe = plan.config.model.moe;
+  plan.active_parameters += unit.routed_experts ? all / moe->n_routed_experts * moe->num_experts_per_tok : all;
 }
 
 }  // namespace
 
 Plan make_plan(const Config& config, int ranks) {
-  require_supported(config);
-  Plan plan{config, mesh_shape(config, ranks), {}, 0, 0, {}, {}};
-  auto model = build_model(config, at::kMeta);
-  auto options = shard_options(config);
-  auto placement = place_dense(options.strategy, plan.mesh);
+  Plan plan{config, mesh_shape(config, ranks), {}, 0, 0, 0, {}, {}};
+  auto model = build_model(config, at::kMeta, {plan.mesh.expert(), 0, nullptr});
+  auto microbatches = config.accumulation_steps(ranks);
   auto optimizer_bytes = config.optimizer.type == OptimizerConfig::Type::AdamW ? 8 : 0;
 
-  ModuleNames names(*model);
+  ModuleNames names(*model.lm);
   std::set<const Module*> modules;
   std::set<const Slot*> owned;
   TrafficTable traffic;
-  for (auto* module : unit_modules(*model)) {
-    bool root = module == model.get();
-    PlannedUnit unit{root ? "root" : names.of(*module), root, plan_groups(*module, names, modules, owned, ranks)};
+  Precision precision;
+  for (auto& model_unit : model_units(model)) {
+    auto options = shard_options(config, model_unit);
+    auto* module = model_unit.module;
+    bool root = module == model.lm.get();
+    PlannedUnit unit;
+    unit.name = root ? "root" : names.of(*module);
+    unit.kept_gathered = root;
+    unit.routed_experts = model_unit.routed_experts;
+    unit.expert_mesh = options.experts;
+    unit.placement =
+        options.experts ? place_experts(options.strategy, plan.mesh) : place_dense(options.strategy, plan.mesh);
+    unit.groups = plan_groups(*module, names, modules, owned, options.experts ? plan.mesh.expert_dp() : ranks);
     for (auto& group : unit.groups) {
       for (auto& entry : group.parameters) owned.insert(entry.parameter.id());
-      for (int i = 0; i < group.layout.count(); ++i) plan.parameters += group.layout.numel(i);
       plan.padding_bytes += group.layout.padding() * at::elementSize(group.dtype);
-      add_group_traffic(traffic, group, placement, plan.mesh, options.precision, config.accumulation_steps(ranks),
-                        root);
-      add_group_bytes(plan.bytes, group, placement, plan.mesh, options.precision, optimizer_bytes);
+      add_group_traffic(traffic, group, unit.placement, plan.mesh, options.precision, microbatches, root);
+      add_group_bytes(plan.bytes, group, unit.placement, plan.mesh, options.precision, optimizer_bytes);
     }
+    count_parameters(plan, unit);
     modules.insert(module);
     plan.units.push_back(std::move(unit));
+    precision = options.precision;
   }
-  plan.bytes.unsharded_peak = unsharded_peak(plan, placement, options.precision);
+  plan.bytes.unsharded_peak = unsharded_peak(plan.units, config.parallel.prefetch, precision);
+  if (model.moe) add_moe_traffic(traffic, config, plan.mesh, static_cast<std::int64_t>(model.moe->list().size()));
   plan.bytes.activations = activation_bytes(config);
   for (auto& [key, row] : traffic) plan.traffic.push_back(row);
   return plan;

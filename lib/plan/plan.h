@@ -10,13 +10,17 @@
 
 #include "config/config.h"
 #include "mesh/mesh_shape.h"
+#include "sharding/placement.h"
 #include "sharding/unit_plan.h"
 
 namespace meshard {
 
 struct PlannedUnit {
   std::string name;
-  bool kept_gathered = false;  ///< between forward and backward
+  bool kept_gathered = false;   ///< between forward and backward
+  bool routed_experts = false;  ///< within the layer that is the next unit
+  bool expert_mesh = false;     ///< shapes are those of one rank's experts
+  GroupPlacement placement;
   std::vector<GroupPlan> groups;
 };
 
@@ -26,6 +30,7 @@ struct PlannedTraffic {
   std::string axis;
   std::int64_t count = 0;
   std::int64_t bytes = 0;
+  bool estimate = false;  ///< depends on the routing: counted as if it were uniform
 };
 
 struct BytesPerRank {
@@ -43,9 +48,10 @@ struct BytesPerRank {
 struct Plan {
   Config config;
   MeshShape mesh;
-  std::vector<PlannedUnit> units;  ///< in the order of fully_shard
-  std::int64_t parameters = 0;
-  std::int64_t padding_bytes = 0;  ///< of all groups' full buffers, in the dtype of their parameters
+  std::vector<PlannedUnit> units;      ///< in the order of fully_shard
+  std::int64_t parameters = 0;         ///< of all ranks together
+  std::int64_t active_parameters = 0;  ///< that one token passes through: of the routed experts, K of E
+  std::int64_t padding_bytes = 0;      ///< of all groups' full buffers, in the dtype of their parameters
   BytesPerRank bytes;
   std::vector<PlannedTraffic> traffic;  ///< per step, without start-up, evaluation and control
 };

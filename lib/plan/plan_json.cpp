@@ -39,7 +39,8 @@ Json units_json(const Plan& plan, bool layout) {
                         {"padding", group.layout.padding()},
                         {"tensors", tensors_json(group, layout)}});
     }
-    units.push_back({{"name", unit.name}, {"mesh", "dense"}, {"groups", std::move(groups)}});
+    units.push_back(
+        {{"name", unit.name}, {"mesh", unit.expert_mesh ? "expert" : "dense"}, {"groups", std::move(groups)}});
   }
   return units;
 }
@@ -51,8 +52,11 @@ Json plan_json(const Plan& plan, bool layout) {
   auto& bytes = plan.bytes;
   auto traffic = Json::array();
   for (auto& row : plan.traffic) {
-    traffic.push_back(
-        {{"op", row.operation}, {"axis", row.axis}, {"count", row.count}, {"bytes", row.bytes}, {"estimate", false}});
+    traffic.push_back({{"op", row.operation},
+                       {"axis", row.axis},
+                       {"count", row.count},
+                       {"bytes", row.bytes},
+                       {"estimate", row.estimate}});
   }
   return {{"ranks", mesh.ranks()},
           {"mesh",
@@ -63,7 +67,7 @@ Json plan_json(const Plan& plan, bool layout) {
           {"strategy", to_string(plan.config.parallel.strategy)},
           {"accumulation_steps", plan.config.accumulation_steps(mesh.ranks())},
           {"padding_bytes_total", plan.padding_bytes},
-          {"parameters", {{"total", plan.parameters}, {"active", plan.parameters}}},
+          {"parameters", {{"total", plan.parameters}, {"active", plan.active_parameters}}},
           {"units", units_json(plan, layout)},
           {"bytes_per_rank",
            {{"parameters", bytes.parameters},

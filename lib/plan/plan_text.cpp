@@ -25,11 +25,24 @@ bool alike(const PlannedUnit& a, const PlannedUnit& b) {
   });
 }
 
+// How often the `period` units from `first` on stand there in a row: experts and layers take turns.
+std::size_t repeats(const std::vector<PlannedUnit>& units, std::size_t first, std::size_t period) {
+  std::size_t count = 1;
+  for (auto next = first + period; next + period <= units.size(); next += period, ++count) {
+    for (std::size_t i = 0; i < period; ++i) {
+      if (!alike(units[first + i], units[next + i])) return count;
+    }
+  }
+  return count;
+}
+
 // Ranks fill node after node, as mpirun places them by default.
 std::string node_lines(const MeshShape& mesh, int ranks_per_node) {
   auto text =
       fmt::format("nodes       {} of {} ranks\n", (mesh.ranks() + ranks_per_node - 1) / ranks_per_node, ranks_per_node);
-  for (auto axis : {Axis::DpOuter, Axis::DpShard}) {
+  std::vector axes{Axis::DpOuter, Axis::DpShard};
+  if (mesh.expert() > 1) axes.insert(axes.end(), {Axis::ExpertDp, Axis::Expert});
+  for (auto axis : axes) {
     std::set<int> nodes;
     for (int rank : mesh.members(axis, 0)) nodes.insert(rank / ranks_per_node);
     text += fmt::format("  {:<9} {}\n", axis_name(axis),
@@ -70,20 +83,24 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
   auto text = fmt::format(
       "ranks       {} = dp_outer {} x dp_shard {}; experts: expert_dp {} x expert {}\n"
       "strategy    {}, {} microbatches a step\n"
-      "parameters  {} ({})\n",
+      "parameters  {} ({}){}\n",
       mesh.ranks(), mesh.dp_outer(), mesh.dp_shard(), mesh.expert_dp(), mesh.expert(),
       to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
-      human_count(plan.parameters));
+      human_count(plan.parameters),
+      plan.active_parameters == plan.parameters ? "" : fmt::format(", {} active", human_count(plan.active_parameters)));
   if (ranks_per_node > 0) text += node_lines(mesh, ranks_per_node);
   text += "units\n";
   for (std::size_t first = 0; first < plan.units.size();) {
-    auto last = first;
-    while (!layout && last + 1 < plan.units.size() && alike(plan.units[first], plan.units[last + 1])) ++last;
-    auto& unit = plan.units[first];
-    text += first == last ? fmt::format("  {}\n", unit.name)
-                          : fmt::format("  {} to {}, {} alike\n", unit.name, plan.units[last].name, last - first + 1);
-    for (auto& group : unit.groups) text += group_lines(group, layout);
-    first = last + 1;
+    std::size_t period = plan.units[first].routed_experts ? 2 : 1;
+    auto count = layout ? 1 : repeats(plan.units, first, period);
+    for (std::size_t i = first; i < first + period; ++i) {
+      auto& unit = plan.units[i];
+      text += "  " + unit.name;
+      if (count > 1) text += fmt::format(" to {}, {} alike", plan.units[i + (count - 1) * period].name, count);
+      text += unit.expert_mesh ? " (one rank's experts)\n" : "\n";
+      for (auto& group : unit.groups) text += group_lines(group, layout);
+    }
+    first += count * period;
   }
   text += fmt::format("padding     {} in all full buffers\nbytes per rank\n", human_bytes(plan.padding_bytes));
   auto& bytes = plan.bytes;
@@ -100,8 +117,8 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
   text += "sent by one rank per step\n";
   if (plan.traffic.empty()) text += "  nothing\n";
   for (auto& row : plan.traffic) {
-    text +=
-        fmt::format("  {:<16} {:<10} {:>6} x  {:>12}\n", row.operation, row.axis, row.count, human_bytes(row.bytes));
+    text += fmt::format("  {:<16} {:<10} {:>6} x  {:>12}{}\n", row.operation, row.axis, row.count,
+                        human_bytes(row.bytes), row.estimate ? "  (under uniform routing)" : "");
   }
   text.pop_back();
   return text;

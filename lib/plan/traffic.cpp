@@ -84,6 +84,27 @@ void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupP
   }
 }
 
+void add_moe_traffic(TrafficTable& table, const Config& config, const MeshShape& mesh, std::int64_t layers) {
+  auto& moe = *config.model.moe;
+  auto add = [&](const char* operation, Axis axis, std::int64_t count, std::int64_t bytes, bool estimate) {
+    std::string name(axis_name(axis));
+    table[{operation, name}] = {operation, name, count, bytes * count, estimate};
+  };
+  auto count_bytes = moe.n_routed_experts * static_cast<std::int64_t>(sizeof(std::int64_t));
+  if (mesh.ranks() > 1) add("all_reduce", Axis::World, 1, all_reduce_bytes(layers * count_bytes, mesh.ranks()), false);
+  if (mesh.expert() == 1) return;
+
+  // Forward and backward each send rows to the experts and back; recomputation does the forward again, but not its
+  // counts.
+  auto passes = layers * config.accumulation_steps(mesh.ranks());
+  bool recompute = config.train.activation_checkpoint == TrainConfig::Checkpointing::Full;
+  auto element = config.precision.param == Dtype::Bf16 ? 2 : 4;
+  auto pairs = config.train.micro_batch_size * config.train.seq_len * moe.num_experts_per_tok;
+  add("all_to_all", Axis::Expert, passes, gather_bytes(count_bytes, mesh.expert()), false);
+  add("all_to_all_v", Axis::Expert, passes * (recompute ? 6 : 4),
+      pairs * (mesh.expert() - 1) / mesh.expert() * config.model.hidden_size * element, true);
+}
+
 void add_group_bytes(BytesPerRank& bytes, const GroupPlan& group, const GroupPlacement& placement,
                      const MeshShape& mesh, const Precision& precision, std::int64_t optimizer_bytes_per_element) {
   auto size = group.layout.size();

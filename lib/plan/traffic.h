@@ -17,6 +17,10 @@ void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupP
                        const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,
                        bool kept_gathered);
 
+/// Local. Adds what `layers` MoE layers send in one step: rows to their experts and back, counts, and the sum of all
+/// counts. Rows are an estimate, as if every expert got the same.
+void add_moe_traffic(TrafficTable& table, const Config& config, const MeshShape& mesh, std::int64_t layers);
+
 /// Local. Adds what the group occupies on every rank at rest and in gradients.
 void add_group_bytes(BytesPerRank& bytes, const GroupPlan& group, const GroupPlacement& placement,
                      const MeshShape& mesh, const Precision& precision, std::int64_t optimizer_bytes_per_element);

@@ -34,10 +34,24 @@ std::string check_values(const OwnedRange& owned) {
                            kStandardDeviations, init.value);
 }
 
-bool same_bits(const at::Tensor& a, const at::Tensor& b) {
-  auto left = a.cpu().contiguous(), right = b.contiguous();
-  return left.sizes() == right.sizes() && left.scalar_type() == right.scalar_type() &&
-         std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
+// What is wrong with a buffer, or empty. Bitwise: a NaN is not equal to itself, and -0 is not 0.
+std::string check_buffer(const at::Tensor& buffer, const at::Tensor& declared) {
+  if (buffer.scalar_type() != declared.scalar_type()) {
+    return fmt::format("is of dtype {} where {} was declared: something cast it", c10::toString(buffer.scalar_type()),
+                       c10::toString(declared.scalar_type()));
+  }
+  auto holds = buffer.cpu().contiguous().view({-1}), should = declared.contiguous().view({-1});
+  if (buffer.sizes() != declared.sizes()) return "is not of its declared shape";
+  if (std::memcmp(holds.const_data_ptr(), should.const_data_ptr(), should.nbytes()) == 0) return {};
+  auto size = holds.element_size();
+  for (std::int64_t i = 0; i < holds.numel(); ++i) {
+    auto* a = static_cast<const char*>(holds.const_data_ptr()) + i * size;
+    auto* b = static_cast<const char*>(should.const_data_ptr()) + i * size;
+    if (std::memcmp(a, b, size) == 0) continue;
+    return fmt::format("holds {} where {} was declared (element {}): something overwrote it while the model was made",
+                       holds[i].item<double>(), should[i].item<double>(), i);
+  }
+  return {};
 }
 
 std::string first_offender(const ShardingContext& context) {
@@ -47,9 +61,9 @@ std::string first_offender(const ShardingContext& context) {
   });
   walk(context.root(), [&](const std::string& fqn, Module& module) {
     for (auto& buffer : module.buffers()) {
-      if (!offender.empty() || same_bits(buffer.tensor, buffer.declared())) continue;
-      offender = fmt::format("buffer {} does not hold its declared value: something overwrote it during sharding",
-                             join_name(fqn, buffer.name));
+      if (!offender.empty()) return;
+      auto problem = check_buffer(buffer.tensor, buffer.declared());
+      if (!problem.empty()) offender = fmt::format("buffer {} {}", join_name(fqn, buffer.name), problem);
     }
   });
   return offender;

@@ -31,29 +31,45 @@ double sum_of_squares(const at::Tensor& grad) {
   return wide.dot(wide).item<double>();
 }
 
+// Names, one a line, of the parameters whose part of `shard` (a flat tensor like the main weights) is not finite.
+std::string nonfinite_in(const ParamGroup& group, const at::Tensor& shard) {
+  std::string names;
+  auto& layout = group.plan().layout;
+  auto range = group.main_weights().range();
+  for (int i = 0; i < layout.count(); ++i) {
+    auto rows = layout.rows_in(i, range);
+    auto begin = layout.offset(i) + rows.begin * layout.row_size(i) - range.begin;
+    auto part = shard.narrow(0, rows.count() ? begin : 0, rows.count() * layout.row_size(i));
+    if (!at::isfinite(part).all().item<bool>()) names += group.plan().parameters[i].fqn() + "\n";
+  }
+  return names;
+}
+
+// Collective over world. The first few distinct names over all ranks.
+void add_names(World& world, const std::string& mine, const char* prefix, std::vector<std::string>& names) {
+  constexpr std::size_t kFew = 8;
+  auto limit = names.size() + kFew;
+  for (auto& text : world.gather_texts(mine)) {
+    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      auto name = prefix + text.substr(begin, end - begin);
+      if (names.size() < limit && std::ranges::find(names, name) == names.end()) names.push_back(name);
+    }
+  }
+}
+
 std::vector<std::string> find_nonfinite(const ShardingContext& context) {
-  std::string mine;
+  std::string weights, gradients;
   for (auto& unit : context.units()) {
     for (auto& group : unit->groups()) {
       if (!group->final_grad().defined()) continue;
-      auto shard = group->flat_shard();
-      auto& layout = group->plan().layout;
-      auto range = group->main_weights().range();
-      for (int i = 0; i < layout.count(); ++i) {
-        auto rows = layout.rows_in(i, range);
-        auto begin = layout.offset(i) + rows.begin * layout.row_size(i) - range.begin;
-        auto part = shard.grad.narrow(0, rows.count() ? begin : 0, rows.count() * layout.row_size(i));
-        if (!at::isfinite(part).all().item<bool>()) mine += group->plan().parameters[i].fqn() + "\n";
-      }
+      weights += nonfinite_in(*group, group->main_weights().local());
+      gradients += nonfinite_in(*group, group->final_grad());
     }
   }
   std::vector<std::string> names;
-  for (auto& text : context.mesh().world().gather_texts(mine)) {
-    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
-      auto name = text.substr(begin, end - begin);
-      if (names.size() < 8 && std::ranges::find(names, name) == names.end()) names.push_back(name);
-    }
-  }
+  auto& world = context.mesh().world();
+  add_names(world, weights, "weight ", names);
+  add_names(world, gradients, "gradient of ", names);
   return names.empty() ? std::vector<std::string>{"the sum of squares of all gradients (overflow)"} : names;
 }
 

@@ -11,7 +11,8 @@ namespace meshard {
 struct GradientNorm {
   double value = 0.0;                ///< over all parameters of all ranks
   std::vector<double> unit_squares;  ///< sum of squares per unit, in unit order: the norms of layers
-  /// Parameters with a non-finite gradient anywhere, the same list on every rank; the first few.
+  /// What is not finite anywhere, the same list on every rank, the first few of each: weights, which then spoil every
+  /// gradient ("weight FQN"), and gradients ("gradient of FQN").
   std::vector<std::string> nonfinite;
 
   bool finite() const { return nonfinite.empty(); }

@@ -237,7 +237,8 @@ void ParamGroup::for_each_owned(const std::function<void(const OwnedRange&)>& vi
   for (int i = 0; i < layout_->count(); ++i) {
     auto rows = layout_->rows_in(i, main_.range());
     if (rows.count() == 0) continue;
-    visit({plan_.parameters[i], rows.begin * layout_->row_size(i), main_.get_local(i).view({-1})});
+    auto first_row = plan_.parameters[i].parameter.slot().first_row + rows.begin;
+    visit({plan_.parameters[i], first_row * layout_->row_size(i), main_.get_local(i).view({-1})});
   }
 }
 

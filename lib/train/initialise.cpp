@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty_like.h>
 
+#include <algorithm>
+
 #include "base/hash.h"
 #include "nn/init.h"
 #include "sharding/unit_plan.h"
@@ -30,7 +32,9 @@ void initialise_whole(Module& model, std::uint64_t seed) {
   ModuleNames names(model);
   for (auto& [fqn, parameter] : names.parameters()) {
     if (fqn != names.of(parameter).front()) continue;  // tied: done under its first name
-    fill(parameter.tensor().detach().view({-1}), parameter.slot().init, seed, fqn, 0);
+    auto& slot = parameter.slot();
+    auto row = slot.tensor.numel() / std::max<std::int64_t>(slot.shape.front(), 1);
+    fill(parameter.tensor().detach().view({-1}), slot.init, seed, fqn, slot.first_row * row);
   }
 }
 

@@ -105,7 +105,9 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   line["comm_ms"] = traffic.seconds() * 1e3;
   line["comm_bytes"] = traffic_json(traffic);
   line["checkpoint_stall_ms"] = 0.0;
+  if (record.balance) line["moe"] = balance_json(*record.balance);
   line["nonfinite"] = record.nonfinite;
+  if (config_.regression.fault != "none") line["fault"] = config_.regression.fault;
   for (auto& [unit, norm] : record.unit_norms) line["unit_grad_norm"][unit] = norm;
   append_together(line);
 
@@ -114,12 +116,38 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   progress ? log_.progress(text) : log_.print(text);
 }
 
+Json Metrics::balance_json(const StepBalance& balance) const {
+  auto layers = Json::array();
+  for (auto& layer : balance.layers) {
+    Json line{{"layer", layer.layer},
+              {"count_total", layer.count_total},
+              {"max_vio", layer.max_vio},
+              {"dead", layer.dead},
+              {"bias_min", layer.bias_min},
+              {"bias_max", layer.bias_max},
+              {"bias_finite", layer.bias_finite},
+              {"dropped", layer.dropped},
+              {"min_gap", layer.min_gap}};
+    if (config_.logging.per_layer) {
+      line["counts"] = layer.counts;
+      line["bias"] = layer.bias;
+    }
+    layers.push_back(std::move(line));
+  }
+  return {{"aux_loss", balance.aux_loss}, {"z_loss", balance.z_loss}, {"layers", std::move(layers)}};
+}
+
 std::string Metrics::step_line(const StepRecord& record, double step_ms, double tokens_per_s) const {
   auto bpb = byte_data_ ? fmt::format(" | bpb {:.3f}", plain_nan(record.loss) / std::log(2.0)) : "";
+  std::string balance;
+  if (record.balance) {
+    auto worst = std::ranges::max(record.balance->layers, {}, &LayerBalance::max_vio);
+    balance = fmt::format(" | max vio {:.2f}", worst.max_vio);
+  }
   auto eta = clock_text(seconds_per_step_ * static_cast<double>(config_.train.steps - record.step));
-  return fmt::format("step {}/{} | loss {:.4f}{} | norm {:.2f} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}",
+  return fmt::format("step {}/{} | loss {:.4f}{} | norm {:.2f}{} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}",
                      record.step, config_.train.steps, plain_nan(record.loss), bpb, plain_nan(record.grad_norm),
-                     record.lr, step_ms, rate_text(tokens_per_s), eta);
+                     balance, record.lr, step_ms, rate_text(tokens_per_s), eta);
 }
 
 void Metrics::evaluation(std::int64_t step, double loss) {

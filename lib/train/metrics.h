@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "config/config.h"
 #include "mesh/mesh.h"
+#include "moe/balance.h"
 
 namespace meshard {
 
@@ -25,6 +26,7 @@ struct StepRecord {
   double seconds = 0.0;
   double data_seconds = 0.0;
   std::vector<std::string> nonfinite;
+  std::optional<StepBalance> balance;  ///< with experts
 };
 
 /// Minimum, median and maximum over the ranks.
@@ -51,6 +53,7 @@ class Metrics {
  private:
   void append(const nlohmann::ordered_json& line);
   void append_together(const nlohmann::ordered_json& line);
+  nlohmann::ordered_json balance_json(const StepBalance& balance) const;
   std::string step_line(const StepRecord& record, double step_ms, double tokens_per_s) const;
 
   World& world_;

@@ -15,6 +15,7 @@
 #include "sharding/audit.h"
 #include "sharding/model_hash.h"
 #include "train/assemble.h"
+#include "train/faults.h"
 #include "train/initialise.h"
 #include "train/startup.h"
 
@@ -66,20 +67,41 @@ double flops_per_token(const Config& config, std::int64_t parameters) {
 
 // The model, sharded and initialised. The context refers to the model, so it goes first.
 struct ShardedModel {
-  std::unique_ptr<CausalLM> model;
+  Model model;
   std::unique_ptr<ShardingContext> context;
 };
 
 ShardedModel shard_and_initialise(const Config& config, Mesh& mesh) {
   bool meta = config.init.device == InitConfig::Device::Meta;
   ShardedModel sharded;
-  sharded.model = build_model(config, meta ? at::kMeta : at::kCPU);
-  if (!meta) initialise_whole(*sharded.model, config.run.seed);
-  sharded.context = std::make_unique<ShardingContext>(*sharded.model, mesh, config.parallel.prefetch);
-  for (auto* module : unit_modules(*sharded.model)) sharded.context->fully_shard(*module, shard_options(config));
+  ExpertParallel parallel{config.parallel.expert, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)};
+  sharded.model = build_model(config, meta ? at::kMeta : at::kCPU, parallel);
+  auto& lm = *sharded.model.lm;
+  if (!meta) initialise_whole(lm, config.run.seed);
+  sharded.context = std::make_unique<ShardingContext>(lm, mesh, config.parallel.prefetch);
+  for (auto& unit : model_units(sharded.model)) {
+    sharded.context->fully_shard(*unit.module, shard_options(config, unit));
+  }
+  strike_at_start(fault_of(config.regression.fault), lm, scalar_type(config.precision.param));
   if (meta) initialise_sharded(*sharded.context, config.run.seed);
-  audit_initialisation(*sharded.context);
+  if (config.regression.guards) audit_initialisation(*sharded.context);
   return sharded;
+}
+
+// Every rank opens the one file, which rank 0 makes before. Null: neither asked for.
+std::unique_ptr<RoutingTap> open_tap(World& world, const Config& config) {
+  auto& regression = config.regression;
+  if (!regression.record_routing && !regression.replay_routing) return nullptr;
+  auto& moe = *config.model.moe;
+  RoutingShape shape{config.model.num_hidden_layers - moe.first_k_dense_replace, moe.n_routed_experts,
+                     moe.num_experts_per_tok, config.train.seq_len, config.train.global_batch_size};
+  if (regression.replay_routing)
+    return together(world, [&] { return replay_routing(*regression.replay_routing, shape); });
+  together(world, [&] {
+    if (world.rank() == 0) create_routing_file(*regression.record_routing, shape);
+    return 0;
+  });
+  return together(world, [&] { return record_routing(*regression.record_routing, shape); });
 }
 
 Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
@@ -87,7 +109,10 @@ Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
     auto outcome = trainer.run(progress);
     metrics.end(outcome.exit_code, trainer.steps_done(), outcome.reason);
     return outcome;
-  } catch (const NonFiniteError& error) {  // all ranks agree on it: an orderly end
+  } catch (const NonFiniteError& error) {  // all ranks agree on these: an orderly end
+    metrics.end(error.code(), trainer.steps_done(), error.what());
+    throw;
+  } catch (const ReplicaError& error) {
     metrics.end(error.code(), trainer.steps_done(), error.what());
     throw;
   }
@@ -98,7 +123,6 @@ Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
 Outcome run_training(World& world, const Config& config, const RunOptions& options, Log& log) {
   auto resolved = resolved_yaml(config);
   check_same_config(world, resolved);
-  require_supported(config);
   at::set_num_threads(threads_per_rank(config, world));
   world.set_timeout(std::chrono::seconds(config.comm.timeout_s));
 
@@ -114,23 +138,32 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
     }
     return 0;
   });
+  if (config.regression.fault != "none") {
+    log.print(fmt::format("FAULT ON: {} (regression.fault): this run is wrong on purpose", config.regression.fault));
+  }
   if (!folder.note().empty()) log.print(folder.note());
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto plan = make_plan(config, world.size());
+  auto tap = open_tap(world, config);
   auto [model, context] = shard_and_initialise(config, mesh);
+  std::optional<Balance> balance;
+  if (model.moe) {
+    model.moe->pass().tap = tap.get();
+    balance.emplace(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard));
+  }
 
   Batches batches(*corpus, config, world);
   auto metrics = together(world, [&] {
     return std::make_unique<Metrics>(world, log, config, folder.metrics(), corpus->is_bytes(),
-                                     flops_per_token(config, plan.parameters));
+                                     flops_per_token(config, plan.active_parameters));
   });
   StartupFacts facts{plan, corpus->describe(), resolved, model_hash(*context), world.ledger()};
   log.print(startup_text(world, facts));
   metrics->header(startup_json(world, facts));
 
-  Trainer trainer(config, *model, *context, batches, *metrics, stop);
+  Trainer trainer(config, *model.lm, *context, batches, *metrics, stop, balance ? &*balance : nullptr, tap.get());
   auto outcome = train_to_the_end(trainer, *metrics, options.progress);
   if (outcome.exit_code == kExitDone) log.print(fmt::format("done: results lie in {}", folder.path().string()));
   return outcome;

@@ -38,8 +38,11 @@ std::string startup_text(World& world, const StartupFacts& facts) {
       fmt::format("mesh         {} ranks = dp_outer {} x dp_shard {}, {}; {} threads a rank\n", mesh.ranks(),
                   mesh.dp_outer(), mesh.dp_shard(), to_string(plan.config.parallel.strategy), at::get_num_threads());
   text += rank_lines(world.places());
-  text += fmt::format("model        {} parameters in {} units, hash {:016x}\n", plan.parameters, plan.units.size(),
-                      facts.model_hash);
+  if (plan.config.model.moe)
+    text += fmt::format("experts      expert_dp {} x expert {}\n", mesh.expert_dp(), mesh.expert());
+  text += fmt::format("model        {} parameters{} in {} units, hash {:016x}\n", plan.parameters,
+                      plan.config.model.moe ? fmt::format(" ({} active)", plan.active_parameters) : "",
+                      plan.units.size(), facts.model_hash);
   text += fmt::format("data         {}\n", facts.corpus);
   text += fmt::format(
       "per rank     main weights {}, parameters {}, gradients {}, optimizer {}, unsharded {}, activations {}; total "
@@ -51,24 +54,30 @@ std::string startup_text(World& world, const StartupFacts& facts) {
   return text + "config\n" + facts.resolved_config;
 }
 
-nlohmann::ordered_json startup_json(World& world, const StartupFacts& facts) {
+using Json = nlohmann::ordered_json;
+
+Json startup_json(World& world, const StartupFacts& facts) {
   auto ranks = nlohmann::ordered_json::array();
   for (auto& place : world.places()) ranks.push_back({{"host", place.host}, {"device", place.device}});
   auto& mesh = facts.plan.mesh;
-  return {{"versions", version_text()},
-          {"ranks", mesh.ranks()},
-          {"mesh",
-           {{"dp_outer", mesh.dp_outer()},
-            {"dp_shard", mesh.dp_shard()},
-            {"expert_dp", mesh.expert_dp()},
-            {"expert", mesh.expert()}}},
-          {"strategy", to_string(facts.plan.config.parallel.strategy)},
-          {"places", std::move(ranks)},
-          {"threads", at::get_num_threads()},
-          {"parameters", facts.plan.parameters},
-          {"config_hash", fmt::format("{:016x}", hash_text(facts.resolved_config))},
-          {"model_hash", fmt::format("{:016x}", facts.model_hash)},
-          {"startup_comm_bytes", traffic_json(facts.start_traffic)}};
+  Json header{{"versions", version_text()},
+              {"ranks", mesh.ranks()},
+              {"mesh",
+               {{"dp_outer", mesh.dp_outer()},
+                {"dp_shard", mesh.dp_shard()},
+                {"expert_dp", mesh.expert_dp()},
+                {"expert", mesh.expert()}}},
+              {"strategy", to_string(facts.plan.config.parallel.strategy)},
+              {"places", std::move(ranks)},
+              {"threads", at::get_num_threads()},
+              {"parameters", facts.plan.parameters},
+              {"active_parameters", facts.plan.active_parameters},
+              {"config_hash", fmt::format("{:016x}", hash_text(facts.resolved_config))},
+              {"model_hash", fmt::format("{:016x}", facts.model_hash)},
+              {"startup_comm_bytes", traffic_json(facts.start_traffic)}};
+  auto& fault = facts.plan.config.regression.fault;
+  if (fault != "none") header["fault"] = fault;
+  return header;
 }
 
 }  // namespace meshard

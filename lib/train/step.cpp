@@ -2,6 +2,7 @@
 
 #include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
+#include <fmt/format.h>
 
 #include <chrono>
 #include <cmath>
@@ -41,12 +42,17 @@ StepRecord Trainer::step() {
 
   auto norm = gradient_norm(context_);
   record.grad_norm = norm.value;
-  if (norm.finite()) {
+  record.nonfinite = norm.nonfinite;
+  if (balance_) {
+    record.balance = balance_->end_step(/*update=*/norm.finite());
+    for (auto& layer : record.balance->layers) {
+      if (!layer.bias_finite) record.nonfinite.push_back(fmt::format("expert bias of layer {}", layer.layer));
+    }
+  }
+  if (record.nonfinite.empty()) {
     clip_gradients(context_, norm, config_.train.max_grad_norm);
     optimizer_->step(context_.flat_shards(), record.lr);
     context_.refresh_weights();
-  } else {
-    record.nonfinite = norm.nonfinite;
   }
   context_.zero_grad();
   ++steps_done_;
@@ -63,20 +69,29 @@ StepRecord Trainer::step() {
 // Returns this rank's share of the loss, scaled so that the mean over ranks of the sum over microbatches is the loss.
 double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record) {
   auto begin = Clock::now();
-  auto batch = batches_.train(steps_done_ * config_.train.global_batch_size, microbatch);
+  auto first = steps_done_ * config_.train.global_batch_size;
+  auto batch = batches_.train(first, microbatch);
   record.data_seconds += seconds_since(begin);
 
   // Every sample is whole, so the number of target tokens of a step is known before its first backward. Averaging over
   // the ranks then leaves sum / tokens.
   auto tokens = static_cast<double>(config_.train.global_batch_size * config_.train.seq_len);
+  auto scale = world_.size() / tokens;
+  if (tap_) {
+    auto samples = config_.train.micro_batch_size;
+    tap_->begin(sample_position(first, microbatch, world_.rank(), world_.size(), samples, 0), samples);
+  }
+  if (balance_) balance_->begin_microbatch(scale);
   auto scope = context_.no_sync(microbatch + 1 < microbatches);
-  auto loss = model_.loss(batch.ids, batch.targets, world_.size() / tokens);
+  auto loss = model_.loss(batch.ids, batch.targets, scale);
   loss.backward();
+  if (balance_) balance_->end_microbatch(microbatch, microbatches);
   return loss.item<double>();
 }
 
 std::optional<double> Trainer::evaluate() {
   c10::NoGradGuard no_grad;
+  if (balance_) balance_->begin_evaluation();
   double sum = 0.0;
   for (std::int64_t round = 0; round < batches_.eval_rounds(); ++round) {
     if (stop_.agreed()) return {};

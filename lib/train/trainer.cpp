@@ -8,7 +8,7 @@
 namespace meshard {
 
 Trainer::Trainer(const Config& config, CausalLM& model, ShardingContext& context, const Batches& batches,
-                 Metrics& metrics, StopRequests& stop)
+                 Metrics& metrics, StopRequests& stop, Balance* balance, RoutingTap* tap)
     : config_(config),
       model_(model),
       context_(context),
@@ -16,6 +16,8 @@ Trainer::Trainer(const Config& config, CausalLM& model, ShardingContext& context
       batches_(batches),
       metrics_(metrics),
       stop_(stop),
+      balance_(balance),
+      tap_(tap),
       optimizer_(make_optimizer(config)),
       schedule_(schedule_options(config)) {}
 
@@ -27,15 +29,21 @@ Outcome Trainer::run(bool progress) {
     auto record = step();
     bool logged = due(config_.logging.interval) || !record.nonfinite.empty();
     if (logged) metrics_.step(record, world_.ledger(), progress);
-    if (!record.nonfinite.empty() && config_.health.on_nonfinite == HealthConfig::OnNonfinite::Stop) {
-      throw NonFiniteError(
-          fmt::format("step {}: not finite: gradient of {}; the weights are those of step {}; set "
-                      "health.on_nonfinite: skip to go on without such steps",
-                      record.step, fmt::join(record.nonfinite, ", "), record.step - 1));
-    }
+    if (config_.regression.guards) check_health(record);
     if (auto outcome = evaluate_if_due()) return *outcome;
   }
   return {kExitDone, "done"};
+}
+
+void Trainer::check_health(const StepRecord& record) {
+  if (!record.nonfinite.empty() && config_.health.on_nonfinite == HealthConfig::OnNonfinite::Stop) {
+    throw NonFiniteError(
+        fmt::format("step {}: not finite: {}; the weights are those of step {}; set "
+                    "health.on_nonfinite: skip to go on without such steps",
+                    record.step, fmt::join(record.nonfinite, ", "), record.step - 1));
+  }
+  bool last = steps_done_ == config_.train.steps;
+  if (balance_ && (steps_done_ % config_.health.interval == 0 || last)) balance_->check_replicas();
 }
 
 bool Trainer::due(std::int64_t interval) const {

@@ -6,6 +6,8 @@
 
 #include "base/log.h"
 #include "config/config.h"
+#include "moe/balance.h"
+#include "moe/routing_file.h"
 #include "nn/causal_lm.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -25,12 +27,14 @@ struct Outcome {
 
 class Trainer {
  public:
-  /// Local. Everything passed must outlive the trainer; the model is sharded by `context` and initialised.
+  /// Local. Everything passed must outlive the trainer; the model is sharded by `context` and initialised. `balance`
+  /// is null for a dense model; `tap`, if not null, is the one that the model's MoE layers use.
   Trainer(const Config& config, CausalLM& model, ShardingContext& context, const Batches& batches, Metrics& metrics,
-          StopRequests& stop);
+          StopRequests& stop, Balance* balance = nullptr, RoutingTap* tap = nullptr);
 
   /// Collective over world. Trains to train.steps or until a stop is agreed. `progress`: lines replace each other.
-  /// Throws NonFiniteError, naming the tensors, on every rank (health.on_nonfinite: stop).
+  /// Throws on every rank, unless the guards are off: NonFiniteError naming the tensors (health.on_nonfinite: stop),
+  /// ReplicaError naming the ranks whose expert bias differs.
   Outcome run(bool progress);
 
   /// Collective over world. One optimizer step on the next global batch.
@@ -43,7 +47,7 @@ class Trainer {
 
  private:
   double forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record);
-  void on_nonfinite(StepRecord& record, const GradientNorm& norm);
+  void check_health(const StepRecord& record);
   bool due(std::int64_t interval) const;
   std::optional<Outcome> evaluate_if_due();
   Outcome stopped(const std::string& reason) const;
@@ -55,10 +59,11 @@ class Trainer {
   const Batches& batches_;
   Metrics& metrics_;
   StopRequests& stop_;
+  Balance* balance_;
+  RoutingTap* tap_;
   std::unique_ptr<Optimizer> optimizer_;
   ScheduleOptions schedule_;
   std::int64_t steps_done_ = 0;
-  std::int64_t skipped_ = 0;
 };
 
 }  // namespace meshard

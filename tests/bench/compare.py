@@ -90,14 +90,14 @@ def peer(command):
             "start_up_s": line["startup_s"], "other_cores": others, "loss": line.get("final_loss")}
 
 
-def peer_single(options):
-    return peer([sys.executable, PEER, "single", "--threads", "2", "--batch", "8", "--steps", str(options.steps),
-                 "--text", TEXT])
-
-
-def peer_fsdp2(options, ranks, replicate):
-    return peer([*TORCHRUN, str(ranks), str(PEER), "fsdp2", "--batch", "8", "--replicate", str(replicate),
+def peer_single(options, preset="bench"):
+    return peer([sys.executable, PEER, "single", "--preset", preset, "--threads", "2", "--batch", "8",
                  "--steps", str(options.steps), "--text", TEXT])
+
+
+def peer_fsdp2(options, ranks, replicate, preset="bench"):
+    return peer([*TORCHRUN, str(ranks), str(PEER), "fsdp2", "--preset", preset, "--batch", "8",
+                 "--replicate", str(replicate), "--steps", str(options.steps), "--text", TEXT])
 
 
 def peer_start_up(options):
@@ -146,19 +146,19 @@ def median(runs, key):
     return statistics.median(run[key] for run in runs)
 
 
-def compare_training(options, table, name, ranks, settings, theirs, target):
+def compare_training(options, table, name, ranks, settings, theirs, target, config="dense.yaml"):
     label = f"{name}, {ranks} rank{'s' if ranks > 1 else ''}"
     settings = {**settings, "train.steps": options.steps}
-    ours, others, quiet = pairs(options, lambda: meshard(options, name, BENCH / "dense.yaml", ranks, settings), theirs)
+    ours, others, quiet = pairs(options, lambda: meshard(options, name, BENCH / config, ranks, settings), theirs)
     note = "" if quiet >= options.repeats else f"only {quiet} of {len(ours)} pairs were quiet"
     a, b = median(ours, "tokens_per_s"), median(others, "tokens_per_s")
     table.add(f"{label}: tok/s", a, b, a / b, ">=", target, note)
     a, b = median(ours, "peak_mb"), median(others, "peak_mb")
     table.add(f"{label}: peak memory per rank, MB", a, b, a / b, "<=", 0.7)
-    stated = plan(options, BENCH / "dense.yaml", ranks, settings)["bytes_per_rank"]["total"] / 1e6
+    stated = plan(options, BENCH / config, ranks, settings)["bytes_per_rank"]["total"] / 1e6
     table.add(f"{label}: peak memory - plan's, MB", a, None, a - stated, "<=", 300, f"plan: {stated:.0f} MB")
     print(f"    final loss {ours[-1]['loss']:.4f}, peer {others[-1]['loss']:.4f} (other batches, other first weights)")
-    return others
+    return ours, others
 
 
 # --------------------------------------------------------------------------------------------------------------- parts
@@ -177,7 +177,7 @@ HSDP = {"train.global_batch_size": 32, "parallel.dp_outer": 2, "parallel.strateg
 
 
 def part_hsdp(options, table):
-    others = compare_training(options, table, "hsdp", 4, HSDP, lambda: peer_fsdp2(options, 4, 2), 1.15)
+    _, others = compare_training(options, table, "hsdp", 4, HSDP, lambda: peer_fsdp2(options, 4, 2), 1.15)
     one_step = {**HSDP, "train.steps": 1, "lr_schedule.warmup_steps": 0}
     ours = []
     for _ in range(options.repeats):
@@ -185,6 +185,17 @@ def part_hsdp(options, table):
         ours.append(meshard(options, "hsdp-start", BENCH / "dense.yaml", 4, one_step))
     a, b = median(ours, "start_up_s"), median(others, "start_up_s")
     table.add("dense hsdp, 4 ranks: start-up, s", a, b, a / b, "<=", 0.35)
+
+
+def part_moe(options, table):
+    one, _ = compare_training(options, table, "moe", 1, {"run.threads": 2, "parallel.strategy": "ddp"},
+                              lambda: peer_single(options, "moe"), 1.15, "moe.yaml")
+    cost = json.loads(timed([ROOT / "build/bench/routing_cost", "2"])[0])["ms"]
+    layers, step = 3, 1000 * 8 * 256 / median(one, "tokens_per_s")
+    table.add("moe: routing, sorting, moving rows, of a step", cost * layers, None, cost * layers / step, "<=", 0.1,
+              f"{layers} x {cost:.2f} ms of {step:.0f} ms")
+    compare_training(options, table, "moe, expert 2", 4, {"train.global_batch_size": 32, "parallel.expert": 2},
+                     lambda: peer_fsdp2(options, 4, 1, "moe"), 1.3, "moe.yaml")
 
 
 def part_startup(options, table):
@@ -195,15 +206,20 @@ def part_startup(options, table):
 
 
 def part_plan(options, table):
-    command = [options.meshard, "plan", "configs/llama3_70b.yaml", "--ranks", "1024", "--json"]
+    time_plan(options, table, "70B on 1,024 ranks", "configs/llama3_70b.yaml", 1024, 200)
+    time_plan(options, table, "671B on 2,048 ranks", "configs/deepseek_v3_671b.yaml", 2048, 300)
+
+
+def time_plan(options, table, what, config, ranks, megabytes):
+    command = [options.meshard, "plan", config, "--ranks", str(ranks), "--json"]
     start = time.perf_counter()
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     wall = time.perf_counter() - start
     if status:
         sys.exit(f"{' '.join(command)} ended with status {status}")
-    table.add("plan of 70B on 1,024 ranks, s", wall, None, wall, "<=", 1.0)
-    table.add("plan of 70B on 1,024 ranks, MB", usage.ru_maxrss / 1e3, None, usage.ru_maxrss / 1e3, "<=", 200)
+    table.add(f"plan of {what}, s", wall, None, wall, "<=", 1.0)
+    table.add(f"plan of {what}, MB", usage.ru_maxrss / 1e3, None, usage.ru_maxrss / 1e3, "<=", megabytes)
 
 
 def part_wire(options, table):
@@ -221,16 +237,20 @@ def part_wire(options, table):
 
 
 def part_quickstart(options, table):
-    wait_until_quiet(options)
-    run = meshard(options, "quickstart", pathlib.Path("configs/quickstart.yaml"), 4, {})
-    minutes = run["start_up_s"] / 60
-    bits = run["evals"][-1]["eval_loss"] / math.log(2)
-    note = "" if run["other_cores"] < QUIET_CORES else f"other processes used {run['other_cores']:.2f} cores"
-    table.add("quickstart: the whole run, minutes", minutes, None, minutes, "<=", 3.0, note)
-    table.add("quickstart: held-out bits per byte", bits, None, bits, "<=", 2.75)
+    bits = {}
+    for name, minutes_allowed in (("quickstart", 3.0), ("quickstart_moe", 5.0)):
+        wait_until_quiet(options)
+        run = meshard(options, name, pathlib.Path(f"configs/{name}.yaml"), 4, {})
+        minutes = run["start_up_s"] / 60
+        bits[name] = run["evals"][-1]["eval_loss"] / math.log(2)
+        note = "" if run["other_cores"] < QUIET_CORES else f"other processes used {run['other_cores']:.2f} cores"
+        table.add(f"{name}: the whole run, minutes", minutes, None, minutes, "<=", minutes_allowed, note)
+    dense, moe = bits["quickstart"], bits["quickstart_moe"]
+    table.add("quickstart: held-out bits per byte", dense, None, dense, "<=", 2.75)
+    table.add("quickstart_moe: bits per byte to the dense one's", moe, None, moe / dense, "<=", 1.02)
 
 
-PARTS = {"single": part_single, "fsdp": part_fsdp, "hsdp": part_hsdp, "startup": part_startup, "plan": part_plan,
+PARTS = {"single": part_single, "fsdp": part_fsdp, "hsdp": part_hsdp, "moe": part_moe, "startup": part_startup, "plan": part_plan,
          "wire": part_wire, "quickstart": part_quickstart}
 
 

@@ -176,7 +176,7 @@ BOOST_AUTO_TEST_CASE(a_nonfinite_gradient_is_named_on_every_rank) {
     auto norm = gradient_norm(sharded.context);
     BOOST_TEST(!norm.finite());
     BOOST_REQUIRE(!norm.nonfinite.empty());
-    BOOST_TEST(norm.nonfinite.front().starts_with("layers."));
+    BOOST_TEST(norm.nonfinite.front().starts_with("gradient of layers."));
   });
 }
 

@@ -53,8 +53,8 @@ std::map<std::string, at::Tensor> one_rank_gradients(const DecoderConfig& config
   return gradients;
 }
 
-std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderConfig& config, const ShardOptions& options,
-                                                    int sequences, int microbatches) {
+std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderConfig& config,
+                                                    const ShardOptions& options, int sequences, int microbatches) {
   auto& world = test_world();
   CausalLM model(config, at::TensorOptions(options.precision.param).device(at::kMeta));
   ShardingContext context(model, mesh);
@@ -70,8 +70,9 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
     for (int a = 0; a < microbatches; ++a) {
       auto scope = context.no_sync(a + 1 < microbatches);
       auto first = (a * world.size() + world.rank()) * rows;
-      model.loss(ids(0, sequences, 0).narrow(0, first, rows), ids(0, sequences, 1).narrow(0, first, rows),
-                 world.size() / (sequences * 12.0))
+      model
+          .loss(ids(0, sequences, 0).narrow(0, first, rows), ids(0, sequences, 1).narrow(0, first, rows),
+                world.size() / (sequences * 12.0))
           .backward();
     }
   }
@@ -87,14 +88,15 @@ BOOST_AUTO_TEST_CASE(every_gradient_equals_one_rank) {
     auto config = small_config();
     config.recompute = variant == 1;
     config.tie_word_embeddings = variant == 2;
-    config.use_qk_norm = config.attention_bias = variant == 3;
+    config.use_qk_norm = config.attention_bias = config.attention_output_bias = variant == 3;
     auto expected = one_rank_gradients(config, sequences);
     for (auto& shape : factorings(test_world().size())) {
       Mesh mesh(test_world(), shape);
       for (auto strategy : kStrategies) {
         for (int microbatches : {1, 2}) {
-          BOOST_TEST_CONTEXT(to_string(strategy) << " on " << shape.dp_outer() << " x " << shape.dp_shard() << ", variant "
-                                                 << variant << ", " << microbatches << " microbatches") {
+          BOOST_TEST_CONTEXT(to_string(strategy)
+                             << " on " << shape.dp_outer() << " x " << shape.dp_shard() << ", variant " << variant
+                             << ", " << microbatches << " microbatches") {
             auto actual = sharded_gradients(mesh, config, {.strategy = strategy}, sequences, microbatches);
             BOOST_TEST(actual.size() == expected.size());
             for (auto& [fqn, grad] : expected) {

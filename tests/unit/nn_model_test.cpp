@@ -42,17 +42,17 @@ std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << v.name;
 }
 
-const auto kVariants =
-    data::make(std::vector<Variant>{{"llama", [](DecoderConfig&) {}},
-                                    {"tied", [](DecoderConfig& c) { c.tie_word_embeddings = true; }},
-                                    {"qk norm", [](DecoderConfig& c) { c.use_qk_norm = true; }},
-                                    {"half rotary", [](DecoderConfig& c) { c.partial_rotary_factor = 0.5; }},
-                                    {"attention bias", [](DecoderConfig& c) { c.attention_bias = true; }},
-                                    {"one kv head", [](DecoderConfig& c) { c.num_key_value_heads = 1; }},
-                                    {"all", [](DecoderConfig& c) {
-                                       c.tie_word_embeddings = c.use_qk_norm = c.attention_bias = c.recompute = true;
-                                       c.partial_rotary_factor = 0.25;
-                                     }}});
+const auto kVariants = data::make(std::vector<Variant>{
+    {"llama", [](DecoderConfig&) {}},
+    {"tied", [](DecoderConfig& c) { c.tie_word_embeddings = true; }},
+    {"qk norm", [](DecoderConfig& c) { c.use_qk_norm = true; }},
+    {"half rotary", [](DecoderConfig& c) { c.partial_rotary_factor = 0.5; }},
+    {"attention bias", [](DecoderConfig& c) { c.attention_bias = c.attention_output_bias = true; }},
+    {"one kv head", [](DecoderConfig& c) { c.num_key_value_heads = 1; }},
+    {"all", [](DecoderConfig& c) {
+       c.tie_word_embeddings = c.use_qk_norm = c.attention_bias = c.attention_output_bias = c.recompute = true;
+       c.partial_rotary_factor = 0.25;
+     }}});
 
 DecoderConfig config_of(const Variant& variant) {
   auto config = small_config();
@@ -209,10 +209,29 @@ BOOST_AUTO_TEST_CASE(a_body_knows_that_it_runs_again) {
   BOOST_TEST(!in_recomputation());
 }
 
+// Catches: a choice that is made anew in the second run, or handed to another call, also in a body within a body.
+BOOST_AUTO_TEST_CASE(choices_are_kept_for_the_second_run) {
+  int made = 0;
+  auto choice = [&] { return computed_once([&] { return at::full({2}, ++made); }); };
+  auto inner = [&](const at::Tensor& x) { return x * choice(); };
+  auto outer = [&](const at::Tensor& x) {
+    auto first = choice();
+    return recompute(x, inner) * first * choice();
+  };
+  auto x = at::full({2}, 1.0).set_requires_grad(true);
+  const auto y = recompute(x, outer);
+  BOOST_TEST(made == 3);  // outer's first, inner's, outer's second
+  y.sum().backward();
+  BOOST_TEST(y.eq(6.0).all().item<bool>());
+  BOOST_TEST(x.grad().eq(6.0).all().item<bool>());
+  BOOST_TEST(made == 3);
+  BOOST_TEST(choice().eq(4.0).all().item<bool>());
+}
+
 // Catches: a block whose parameters get no gradient because its input needs none (frozen embedding).
 BOOST_DATA_TEST_CASE(frozen_weights_get_no_gradient, data::make({false, true}), recompute_blocks) {
   auto config = small_config();
-  config.attention_bias = true;
+  config.attention_bias = config.attention_output_bias = true;
   config.recompute = recompute_blocks;
   const auto model = make_model(config), whole = make_model(config);
   const std::set<std::string> frozen{"model.embed_tokens.weight",
@@ -276,7 +295,7 @@ BOOST_DATA_TEST_CASE(loss_over_slices, data::make({false, true}), with_sink) {
 BOOST_AUTO_TEST_CASE(names_shapes_and_decay_on_meta) {
   auto config = small_config();
   config.num_hidden_layers = 1;
-  config.use_qk_norm = config.attention_bias = true;
+  config.use_qk_norm = config.attention_bias = config.attention_output_bias = true;
   CausalLM model(config, at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
   struct Row {
     std::string name;

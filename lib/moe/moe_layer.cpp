@@ -1,0 +1,45 @@
+#include "moe/moe_layer.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "moe/dispatch.h"
+
+namespace meshard {
+
+MoeLayer::MoeLayer(const MoeOptions& options, int layer, int index, const ExpertParallel& parallel, const MoePass& pass,
+                   const at::TensorOptions& tensor_options)
+    : n_routed_experts_(options.n_routed_experts),
+      parallel_(parallel),
+      layer_(layer),
+      gate_(options, index, pass, tensor_options),
+      experts_(options, parallel, tensor_options) {
+  add_child("gate", gate_);
+  add_child("experts", experts_);
+  if (options.n_shared_experts > 0) {
+    shared_experts_.emplace(options.hidden_size, options.n_shared_experts * options.moe_intermediate_size,
+                            options.initializer_range, tensor_options);
+    add_child("shared_experts", *shared_experts_);
+  }
+}
+
+at::Tensor MoeLayer::forward(const at::Tensor& input) {
+  const auto x = input.reshape({-1, input.size(-1)});
+  const auto routing = gate_.route(x, input.size(1));
+  const auto plan = plan_dispatch(routing.ids, n_routed_experts_, parallel_, x.device());
+  const auto rows = experts_.compute(dispatch(x, plan), plan->expert_rows);
+  const auto routed = combine(rows, routing.weights, plan).view(input.sizes());
+  return shared_experts_ ? routed + (*shared_experts_)(input) : routed;
+}
+
+MoeLayers::MoeLayers(const MoeOptions& options, std::int64_t first_k_dense_replace, const ExpertParallel& parallel)
+    : options_(options), first_k_dense_replace_(first_k_dense_replace), parallel_(parallel) {}
+
+std::unique_ptr<Module> MoeLayers::make(std::int64_t layer, const at::TensorOptions& tensor_options) {
+  if (layer < first_k_dense_replace_) return nullptr;
+  auto made = std::make_unique<MoeLayer>(options_, static_cast<int>(layer), static_cast<int>(list_.size()), parallel_,
+                                         pass_, tensor_options);
+  list_.push_back(made.get());
+  return made;
+}
+
+}  // namespace meshard

@@ -1,0 +1,35 @@
+#pragma once
+// Which experts a token goes to. Exact on every device: ties go to the lower index, NaN sorts first. moe.md section 1,
+// steps 3 to 5.
+
+#include <ATen/core/Tensor.h>
+
+#include "moe/options.h"
+
+namespace meshard {
+
+struct Selection {
+  at::Tensor ids;  ///< [tokens, K] int64, the chosen experts by falling score
+  /// Smallest distance, over the tokens, between the K-th score and the best one that was not chosen, among the kept
+  /// groups: below rounding differences a choice is luck. Infinite if there is nothing else to choose.
+  double min_gap = 0.0;
+};
+
+/// Local. The K largest of scores [tokens, experts] + bias [experts] (fp32; undefined bias: 0) by a stable descending
+/// sort. With n_group > 1 only experts of the topk_group best groups, a group's score being the sum of its two largest
+/// biased scores. NaN is larger than every number. `_cpu` is fused, `_aten` serves every other device.
+Selection select_experts_cpu(const at::Tensor& scores, const at::Tensor& bias, const MoeOptions& options);
+Selection select_experts_aten(const at::Tensor& scores, const at::Tensor& bias, const MoeOptions& options);
+
+/// Ids with this value are pairs that were dropped: no expert sees them, and they add nothing to their token.
+constexpr std::int64_t kDroppedPair = -1;
+
+/// Local. Pairs that one expert takes of `tokens` tokens: ceil(capacity_factor * tokens * K / experts), at least 1.
+std::int64_t expert_capacity(std::int64_t tokens, const MoeOptions& options);
+
+/// Local. Replaces by kDroppedPair what goes beyond `capacity` for an expert: the pairs of least weight [tokens, K],
+/// of equal ones the later token's. `ids` int64 on the host, in place. Returns the number dropped.
+std::int64_t drop_over_capacity(at::Tensor& ids, const at::Tensor& weights, std::int64_t experts,
+                                std::int64_t capacity);
+
+}  // namespace meshard

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+#include "sharding/param_group.h"
+
+namespace meshard {
+
+/// Local. Bytes that the runtime's pool reaches: parameters gathered at once and full gradients in flight. The root is
+/// gathered, and collects gradients, all the time.
+std::int64_t unsharded_peak(const std::vector<PlannedUnit>& units, int prefetch, const Precision& precision);
+
+}  // namespace meshard

@@ -1,0 +1,66 @@
+#include "runs/run_metrics.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "base/error.h"
+
+namespace meshard {
+
+namespace {
+
+/// Whether it was a line of a run.
+bool take_line(RunMetrics& run, RunMetrics::Json line) {
+  if (!line.is_object()) return false;
+  if (line.contains("header") && line["header"].is_object()) {
+    run.headers.push_back(std::move(line["header"]));
+  } else if (line.contains("end")) {
+    run.end = std::move(line["end"]);
+  } else if (line.contains("step") && line["step"].is_number_integer()) {
+    auto step = line["step"].get<std::int64_t>();
+    (line.contains("eval_loss") ? run.evals : run.steps).insert_or_assign(step, std::move(line));
+  } else {
+    return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+std::string RunMetrics::fault() const {
+  for (auto header = headers.rbegin(); header != headers.rend(); ++header) {
+    if (header->contains("fault")) return header->at("fault").get<std::string>();
+  }
+  return "";
+}
+
+RunMetrics read_run(const std::filesystem::path& folder) {
+  auto path = folder / "metrics.jsonl";
+  std::ifstream file(path);
+  if (!file) {
+    throw IoError(fmt::format("cannot read {}: {}; expected a run's folder, such as runs/quickstart", path.string(),
+                              std::strerror(errno)));
+  }
+  RunMetrics run{.folder = folder};
+  int number = 0;
+  for (std::string text; std::getline(file, text);) {
+    ++number;
+    if (take_line(run, RunMetrics::Json::parse(text, nullptr, false))) continue;
+    run.torn = file.eof();
+    if (run.torn) break;
+    throw IoError(
+        fmt::format("{}:{}: neither a header, a step, an evaluation nor an end: `{}`; the file is damaged, "
+                    "remove the line or compare an earlier copy",
+                    path.string(), number, text.substr(0, 60)));
+  }
+  if (run.steps.empty()) {
+    throw IoError(fmt::format("{}:{}: no step in it; the run ended before its first logged step (logging.interval)",
+                              path.string(), number));
+  }
+  return run;
+}
+
+}  // namespace meshard
