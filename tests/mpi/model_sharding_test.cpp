@@ -32,9 +32,9 @@ DecoderConfig small_config() {
   return config;
 }
 
-at::Tensor ids(int step, int sequences, int shift) {
+at::Tensor ids(int step, int sequences, int shift, at::Device device = at::kCPU) {
   auto whole = (at::arange(sequences * 13, at::kLong) * 7 + step * 5).remainder(40).view({sequences, 13});
-  return whole.narrow(1, shift, 12).contiguous();
+  return whole.narrow(1, shift, 12).to(device).contiguous();
 }
 
 void fill(at::Tensor values, const Slot& slot, const std::string& fqn, std::int64_t begin) {
@@ -61,7 +61,9 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
   for (auto* layer : model.layers()) context.fully_shard(*layer, options);
   context.fully_shard(model, options);
   context.for_each_owned([](const OwnedRange& owned) {
-    fill(owned.values, owned.parameter.parameter.slot(), owned.parameter.fqn(), owned.begin);
+    auto values = owned.values.cpu();
+    fill(values, owned.parameter.parameter.slot(), owned.parameter.fqn(), owned.begin);
+    owned.values.copy_(values);
   });
   context.refresh_weights();
   auto rows = sequences / world.size() / microbatches;
@@ -71,8 +73,8 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
       auto scope = context.no_sync(a + 1 < microbatches);
       auto first = (a * world.size() + world.rank()) * rows;
       model
-          .loss(ids(0, sequences, 0).narrow(0, first, rows), ids(0, sequences, 1).narrow(0, first, rows),
-                world.size() / (sequences * 12.0))
+          .loss(ids(0, sequences, 0, world.device()).narrow(0, first, rows),
+                ids(0, sequences, 1, world.device()).narrow(0, first, rows), world.size() / (sequences * 12.0))
           .backward();
     }
   }

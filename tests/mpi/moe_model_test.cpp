@@ -48,9 +48,9 @@ Config small_config() {
   return config;
 }
 
-at::Tensor tokens(int shift) {
+at::Tensor tokens(int shift, at::Device device = at::kCPU) {
   auto whole = (at::arange(kSequences * (kLength + 1), at::kLong) * 7).remainder(40).view({kSequences, kLength + 1});
-  return whole.narrow(1, shift, kLength).contiguous();
+  return whole.narrow(1, shift, kLength).to(device).contiguous();
 }
 
 using Gradients = std::map<std::string, at::Tensor>;
@@ -81,7 +81,9 @@ Step run_step(Mesh& mesh, const Config& config, std::int64_t microbatches) {
     auto scope = context.no_sync(a + 1 < microbatches);
     auto first = (a * world.size() + world.rank()) * rows;
     balance.begin_microbatch(scale);
-    model.lm->loss(tokens(0).narrow(0, first, rows), tokens(1).narrow(0, first, rows), scale).backward();
+    auto device = world.device();
+    model.lm->loss(tokens(0, device).narrow(0, first, rows), tokens(1, device).narrow(0, first, rows), scale)
+        .backward();
     balance.end_microbatch(a, microbatches);
   }
   step.gradients = full_gradients(context);
