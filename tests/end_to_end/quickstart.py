@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""configs/quickstart.yaml as a user runs it, cut to eight steps."""
+"""configs/quickstart.yaml as a user runs it, cut to eight steps, and the first eighty of configs/quickstart_moe.yaml."""
 import re
 
 from harness import BINARY, SOURCE, Metrics, Run, Skip, case, expect, main, mpirun, scratch, sets
@@ -79,6 +79,32 @@ def run_again(folder, metrics):
     expect("with the same losses", Metrics(again).texts("loss") == metrics.texts("loss"), run)
     expect("and the same resolved config",
            (again / "config.yaml").read_text() == (folder / "config.yaml").read_text(), run)
+
+
+EIGHTY = {"train.steps": 80, "lr_schedule.decay_steps": 380, "train.eval_interval": 80}
+
+
+@case
+def mixture_of_experts():
+    """Catches: experts that learn less than a dense model of the same width, that stay unbalanced or die. (The whole
+    run is a part of the benchmark.)"""
+    if not DATA.exists():
+        raise Skip(f"{DATA.relative_to(SOURCE)} is missing: jobs/setup.sh puts it there")
+    bits, metrics = {}, None
+    for name in ("quickstart", "quickstart_moe"):
+        folder = scratch(name)
+        run = Run(mpirun(4, [BINARY, "train", f"configs/{name}.yaml", "--run-dir", folder, *sets(EIGHTY)])).wait(600)
+        expect(f"{name}: exit code 0", run.code == 0, run)
+        metrics = Metrics(folder)
+        bits[name] = metrics.numbers("eval_bits_per_byte", metrics.evals)[-1]
+    expect(f"after 80 steps {bits['quickstart_moe']:.3f} bits per byte, the dense model {bits['quickstart']:.3f}: at most "
+           "2 % more", bits["quickstart_moe"] <= 1.02 * bits["quickstart"], run)
+    layers = [line["moe"]["layers"] for line in metrics.steps]
+    worst = [max(float(layer["max_vio"]) for layer in step) for step in layers]
+    expect(f"max_vio falls ({worst[0]:.2f} to {worst[-1]:.2f})", worst[-1] < 0.5 * worst[0], run)
+    expect("no expert is dead at the end", all(layer["dead"] == 0 for layer in layers[-1]), run)
+    expect("every token reached two experts", all(layer["count_total"] == 32 * 128 * 2 for step in layers for layer in step),
+           run)
 
 
 main()
