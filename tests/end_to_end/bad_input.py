@@ -5,15 +5,17 @@ import pathlib
 import re
 import struct
 
-from harness import (BINARY, SOURCE, TINY, Metrics, Run, case, expect, main, meshard, mpirun, says_once, scratch, sets,
-                     train_command, training)
+from harness import (BINARY, SOURCE, TINY, Metrics, Run, case, expect, main, meshard, mpirun, read_bytes, says_once,
+                     scratch, sets, train_command, training)
+from routing import write_routing
 
 SHORT = {"train.steps": 2, "train.eval_interval": 0}
+MOE = "configs/tests/moe.yaml"
 
 
-def config_with(*changes):
-    """A copy of tiny.yaml with text replaced."""
-    text = (SOURCE / TINY).read_text()
+def config_with(*changes, base=TINY):
+    """A copy of a config with text replaced."""
+    text = (SOURCE / base).read_text()
     for old, new in changes:
         assert old in text, old
         text = text.replace(old, new)
@@ -162,13 +164,115 @@ def command_line():
 
 
 @case
-def not_in_this_version():
-    """Catches: a section that is valid, not honoured, and passed over."""
-    moe = config_with(("  tie_word_embeddings: false",
-                       "  tie_word_embeddings: false\n  moe: {n_routed_experts: 4, moe_intermediate_size: 16}"))
-    refused("model.moe", [r"model\.moe"], moe)
-    run = meshard("plan", moe, "--ranks", 2)
-    expect("plan of model.moe: exit code 2", run.code == 2 and "model.moe" in run.err, run)
+def experts():
+    """Catches: a mixture of experts that cannot be, found late or put down to another key."""
+    cases = [   # what, line of moe.yaml, what it becomes, where in it the error lies, message, ranks
+        ("expert and the ranks", "  expert: 1", "  expert: 4", "4",
+         r"parallel\.expert: 4 does not divide the 2 ranks of this run; use 1 or 2", 2),
+        ("expert and both", "  expert: 1", "  expert: 3", "3",
+         r"parallel\.expert: 3 does not divide the 2 ranks of this run nor the 8 routed experts; use 1 or 2", 2),
+        ("more experts than there are", "    num_experts_per_tok: 2", "    num_experts_per_tok: 9", "9",
+         r"model\.moe\.num_experts_per_tok: a token cannot go to 9 experts where 8 can be chosen .*at most 8", 1),
+        ("more experts than the kept groups have", "    num_experts_per_tok: 2",
+         "    n_group: 4\n    num_experts_per_tok: 3", "3",
+         r"model\.moe\.num_experts_per_tok: a token cannot go to 3 experts where 2 can be chosen .*at most 2", 1),
+        ("groups that do not divide", "  moe:", "  moe:\n    n_group: 3", "3",
+         r"model\.moe\.n_group: 3 groups do not divide the 8 routed experts; use 1, 2, 4 or 8", 1),
+        ("groups of one expert", "  moe:", "  moe:\n    topk_group: 2\n    n_group: 8", "8",
+         r"model\.moe\.n_group: 8 groups of 8 routed experts have 1 each.*expected n_group <= 4", 1),
+        ("more groups kept than there are", "  moe:", "  moe:\n    n_group: 2\n    topk_group: 3", "3",
+         r"model\.moe\.topk_group: 3 groups cannot be kept of 2; expected topk_group <= n_group", 1),
+        ("a bias on softmax", "    expert_bias: {update_rate: 1.0e-3}",
+         "    scoring_func: softmax\n    expert_bias: {enabled: true}", "true",
+         r"model\.moe\.expert_bias\.enabled: an expert bias needs sigmoid scores; use false", 1),
+        ("groups on softmax", "  moe:", "  moe:\n    scoring_func: softmax\n    n_group: 2", "2",
+         r"model\.moe\.n_group: 2 groups need sigmoid scores; use n_group: 1", 1),
+        ("a negative rate", "update_rate: 1.0e-3", "update_rate: -1.0e-3", "-1.0e-3",
+         r"model\.moe\.expert_bias\.update_rate: -1\.0e-3 is out of range; expected a number >= 0", 1),
+        ("a negative coefficient", "coeff: 1.0e-2", "coeff: -1.0e-2", "-1.0e-2",
+         r"model\.moe\.aux_loss\.coeff: -1\.0e-2 is out of range; expected a number >= 0", 1),
+        ("a negative z-loss", "    z_loss_coeff: 1.0e-3", "    z_loss_coeff: -1.0e-3", "-1.0e-3",
+         r"model\.moe\.z_loss_coeff: -1\.0e-3 is out of range; expected a number >= 0", 1),
+        ("experts without width", "    moe_intermediate_size: 24", "    moe_intermediate_size: 0", "0",
+         r"model\.moe\.moe_intermediate_size: 0 is out of range; expected an integer >= 1", 1),
+        ("no layer with experts", "    first_k_dense_replace: 1", "    first_k_dense_replace: 3", "3",
+         r"model\.moe\.first_k_dense_replace: 3 leaves no layer of the 3 with experts; expected at most 2", 1),
+        ("a coefficient of no loss", "{type: sequence, coeff: 1.0e-2}", "{coeff: 1.0e-2}", "1.0e-2",
+         r"model\.moe\.aux_loss\.coeff: 0\.01 has no effect with type none; choose type switch or sequence", 1),
+        ("an unknown key", "    n_shared_experts: 1", "    n_shared_expert: 1", "n_shared_expert",
+         r"model\.moe\.n_shared_expert: unknown key; did you mean `n_shared_experts`\?", 1),
+        ("an unknown loss", "type: sequence", "type: sequenze", "sequenze",
+         r"model\.moe\.aux_loss\.type: `sequenze`.*did you mean `sequence`\?", 1),
+        ("an unknown fault", "health:", "regression: {fault: count_in_evil}\n\nhealth:", "count_in_evil",
+         r"regression\.fault: `count_in_evil`.*did you mean `count_in_eval`\?", 1),
+        ("recording and replaying", "health:", "regression: {record_routing: a, replay_routing: b}\n\nhealth:", "b}",
+         r"regression\.replay_routing: a run cannot record its routing and replay another's; give one of the two", 1),
+    ]
+    for name, line, changed, wrong, pattern, ranks in cases:
+        config = config_with((line, changed), base=MOE)
+        refused(name, [rf"{config.name}:{place_of(config, changed, wrong)}\s+" + pattern], config, ranks=ranks)
+    refused("expert and the experts", [r"--set parallel\.expert: 2 does not divide the 7 routed experts; use 1"], MOE,
+            {"parallel.expert": 2, "model.moe.n_routed_experts": 7})
+    many = {"parallel.expert": 4, "model.moe.n_group": 3, "model.moe.first_k_dense_replace": 3,
+            "model.moe.aux_loss.type": "none", "regression.fault": "nonne"}
+    refused("five errors on two ranks", [
+        "config error: 5 problems in ", r"--set parallel\.expert: 4 does", r"--set model\.moe\.n_group: 3 groups",
+        r"--set model\.moe\.first_k_dense_replace: 3 leaves", r"moe\.yaml:\d+:\d+\s+model\.moe\.aux_loss\.coeff: ",
+        r"--set regression\.fault: .*did you mean `none`\?"], MOE, many)
+    run = meshard("plan", MOE, "--ranks", 2, *sets(many))
+    expect("plan refuses the same", run.code == 2 and "5 problems" in run.err and run.out == "", run)
+
+
+@case
+def experts_of_a_dense_model():
+    """Catches: a setting for experts that a dense model passes over."""
+    for key, value, pattern in (("parallel.expert", 2, "2 needs experts, and this model is dense .*; use 1"),
+                                ("regression.fault", "count_in_eval", "needs mixture-of-experts layers"),
+                                ("regression.record_routing", "a", "needs mixture-of-experts layers"),
+                                ("regression.replay_routing", "a", "needs mixture-of-experts layers")):
+        refused(f"{key} of a dense model", [rf"--set {re.escape(key)}: {pattern}"], values={key: value}, ranks=1)
+    section = "regression: {fault: no_outer_reduce}\n\ncomm:"
+    config = config_with(("comm:", section))
+    place = place_of(config, section, "no_outer_reduce")
+    pattern = rf"{config.name}:{place}\s+regression\.fault: needs mixture-of-experts layers"
+    refused("a fault of a dense model", [pattern], config, ranks=1)
+
+
+@case
+def routing_files():
+    """Catches: a routing file that does not fit, found when an earlier run's results are gone, told by every rank, or
+    without its name."""
+    folder = scratch("used")
+    run = training(folder, 2, MOE, SHORT)
+    expect("a run that is to survive: exit code 0", run.code == 0, run)
+    before = (folder / "metrics.jsonl").read_bytes()
+    text, missing = scratch("text.routing"), scratch("missing.routing")
+    text.write_text("no routing" * 1000)
+    short = scratch("short.routing")
+    short.write_text("meshard routing 1")
+    other = write_routing(scratch("other") / "top3.routing", lambda position, token: (0, 1, 2), 32, top_k=3)
+    for name, key, file, pattern in (
+            ("a missing routing file", "replay", missing, r"missing\.routing.*No such file"),
+            ("a folder as routing file", "replay", missing.parent, r"is a folder|Is a directory"),
+            ("text as routing file", "replay", text, r"text\.routing is not a routing file.*record_routing"),
+            ("a routing file without header", "replay", short, r"short\.routing is not a routing file.*record_routing"),
+            ("another model's routing file", "replay", other, r"top3\.routing.*top_k 3 in the file, 2 in this run"),
+            ("recording into no folder", "record", scratch("nothing") / "a.routing", r"a\.routing.*No such file")):
+        run = training(folder, 2, MOE, {**SHORT, f"regression.{key}_routing": file}, ("--overwrite",))
+        expect(f"{name}: exit code 2", run.code == 2, run)
+        expect(f"{name}: says once /{pattern}/", says_once(run, pattern), run)
+        kept = read_bytes(folder / "metrics.jsonl") == before
+        expect(f"{name}: the earlier run is untouched", kept, run)
+        (folder / "metrics.jsonl").write_bytes(before)
+
+    few = write_routing(scratch("few") / "few.routing", lambda position, token: (token % 8, (token + 3) % 8), 32)
+    folder = scratch("run")
+    run = training(folder, 2, MOE, {**SHORT, "train.steps": 4, "regression.replay_routing": few})
+    expect("too few recorded steps: exit code 70", run.code == 70, run)
+    expect("too few recorded steps: said once, with file, step and way out",
+           says_once(run, r"few\.routing.*step 3.*record a longer run"), run)
+    steps = [line["step"] for line in Metrics(folder).steps]
+    expect("too few recorded steps: trained as far as they go", steps == [1, 2], run)
 
 
 @case
