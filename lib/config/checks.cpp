@@ -124,18 +124,50 @@ void check_data(const Config& config, Report& report) {
   }
 }
 
-void check_regression(const Config& config, Report& report) {
+// A fault that cannot show would pass for a clean run.
+void check_fault(const Config& config, int ranks, Report& report) {
+  const auto& fault = config.regression.fault;
+  auto needs = [&](std::string_view name, bool met, const char* what) {
+    if (fault == name && !met)
+      report.at("regression.fault", fmt::format("{} shows nothing here: it needs {}", name, what));
+  };
+  if (report.clean({"train.eval_interval"})) {
+    needs("count_in_eval", config.train.eval_interval > 0, "train.eval_interval of 1 or more");
+  }
+  if (report.clean({"train.activation_checkpoint"})) {
+    needs("double_count_recompute", config.train.activation_checkpoint == TrainConfig::Checkpointing::Full,
+          "train.activation_checkpoint: full");
+  }
+  if (report.clean({"parallel.dp_outer", "parallel.expert"})) {
+    needs("no_outer_reduce", config.parallel.dp_outer > 1, "parallel.dp_outer of 2 or more");
+    needs("expert_grad_unscaled", config.parallel.expert > 1, "parallel.expert of 2 or more");
+  }
+  if (report.clean({"train.global_batch_size", "train.micro_batch_size"})) {
+    auto microbatches = config.accumulation_steps(ranks);
+    needs("update_per_microbatch", microbatches > 1, "2 or more microbatches a step: a smaller train.micro_batch_size");
+    needs("counts_lost_on_resume", microbatches > 1 && microbatches % 2 == 0,
+          "an even number of microbatches a step: a smaller train.micro_batch_size");
+  }
+}
+
+void check_regression(const Config& config, int ranks, Report& report) {
   const auto& r = config.regression;
   if (r.record_routing && r.replay_routing) {
     report.at("regression.replay_routing", "a run cannot record its routing and replay another's; give one of the two");
   }
-  if (config.model.moe || !report.clean({"model.moe"})) return;
-  auto needs_experts = [&](const char* path, bool given) {
-    if (given) report.at(path, "needs mixture-of-experts layers, and this model is dense (no model.moe)");
+  if (!report.clean({"model.moe"})) return;
+  bool fault = report.clean({"regression.fault"}) && r.fault != "none";
+  if (config.model.moe) {
+    if (fault) check_fault(config, ranks, report);
+    return;
+  }
+  auto needs_experts = [&](const char* path, bool given, const char* remedy) {
+    if (!given) return;
+    report.at(path, fmt::format("needs mixture-of-experts layers, and this model is dense (no model.moe); {}", remedy));
   };
-  needs_experts("regression.fault", report.clean({"regression.fault"}) && r.fault != "none");
-  needs_experts("regression.record_routing", r.record_routing.has_value());
-  needs_experts("regression.replay_routing", r.replay_routing.has_value());
+  needs_experts("regression.fault", fault, "use none");
+  needs_experts("regression.record_routing", r.record_routing.has_value(), "use null");
+  needs_experts("regression.replay_routing", r.replay_routing.has_value(), "use null");
 }
 
 void check_length(const Config& config, Report& report) {
@@ -176,7 +208,7 @@ void check_run(Config& config, int ranks, Report& report) {
   check_precision(config.precision, report);
   check_schedule(config, report);
   check_data(config, report);
-  check_regression(config, report);
+  check_regression(config, ranks, report);
 }
 
 }  // namespace meshard

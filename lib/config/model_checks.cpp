@@ -65,6 +65,7 @@ void check_groups(const MoeConfig& moe, Report& report) {
               fmt::format("{} groups of {} routed experts have {} each; a group's score is the sum of its best two: "
                           "expected n_group <= {}",
                           groups, experts, experts / groups, experts / 2));
+    return;
   }
   if (kept > groups) {
     report.at("model.moe.topk_group",

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
@@ -239,6 +240,14 @@ std::unique_ptr<RoutingTap> record_routing(const std::filesystem::path& file, co
 
 std::unique_ptr<RoutingTap> replay_routing(const std::filesystem::path& file, const RoutingShape& shape) {
   return std::make_unique<RoutingReplayer>(file, shape);
+}
+
+std::int64_t recorded_positions(const std::filesystem::path& file, const RoutingShape& shape) {
+  std::error_code failed;
+  auto size = std::filesystem::file_size(file, failed);
+  if (failed) throw IoError(fmt::format("cannot read the routing file {}: {}", file.string(), failed.message()));
+  auto per_position = shape.layers * shape.seq_len * shape.top_k * static_cast<std::int64_t>(sizeof(std::uint16_t));
+  return std::max<std::int64_t>(0, static_cast<std::int64_t>(size - kRoutingHeader) / per_position);
 }
 
 void create_routing_file(const std::filesystem::path& file, const RoutingShape& shape) {

@@ -46,6 +46,10 @@ std::unique_ptr<RoutingTap> record_routing(const std::filesystem::path& file, co
 /// named); IoError in pass() for a position that was not recorded (its step named) or an id out of range.
 std::unique_ptr<RoutingTap> replay_routing(const std::filesystem::path& file, const RoutingShape& shape);
 
+/// Local. Positions up to the end of the file: a run that trains on more samples cannot be replayed from it. IoError if
+/// there is no such file.
+std::int64_t recorded_positions(const std::filesystem::path& file, const RoutingShape& shape);
+
 /// Local, for rank 0. A new file with its header; an old one of this name is replaced. IoError if it cannot be written;
 /// ArgumentError for more than 65,534 experts.
 void create_routing_file(const std::filesystem::path& file, const RoutingShape& shape);

@@ -49,7 +49,9 @@ Plan make_plan(const Config& config, int ranks) {
     unit.groups = plan_groups(*module, names, modules, owned, options.experts ? plan.mesh.expert_dp() : ranks);
     for (auto& group : unit.groups) {
       for (auto& entry : group.parameters) owned.insert(entry.parameter.id());
-      plan.padding_bytes += group.layout.padding() * at::elementSize(group.dtype);
+      auto copies =
+          options.experts ? plan.mesh.expert() : 1;  // ranks that hold other experts have buffers of their own
+      plan.padding_bytes += copies * group.layout.padding() * at::elementSize(group.dtype);
       add_group_traffic(traffic, group, unit.placement, plan.mesh, options.precision, microbatches, root);
       add_group_bytes(plan.bytes, group, unit.placement, plan.mesh, options.precision, optimizer_bytes);
     }

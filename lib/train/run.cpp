@@ -17,6 +17,7 @@
 #include "train/assemble.h"
 #include "train/faults.h"
 #include "train/initialise.h"
+#include "train/routing_tap.h"
 #include "train/startup.h"
 
 namespace meshard {
@@ -88,22 +89,6 @@ ShardedModel shard_and_initialise(const Config& config, Mesh& mesh) {
   return sharded;
 }
 
-// Every rank opens the one file, which rank 0 makes before. Null: neither asked for.
-std::unique_ptr<RoutingTap> open_tap(World& world, const Config& config) {
-  auto& regression = config.regression;
-  if (!regression.record_routing && !regression.replay_routing) return nullptr;
-  auto& moe = *config.model.moe;
-  RoutingShape shape{config.model.num_hidden_layers - moe.first_k_dense_replace, moe.n_routed_experts,
-                     moe.num_experts_per_tok, config.train.seq_len, config.train.global_batch_size};
-  if (regression.replay_routing)
-    return together(world, [&] { return replay_routing(*regression.replay_routing, shape); });
-  together(world, [&] {
-    if (world.rank() == 0) create_routing_file(*regression.record_routing, shape);
-    return 0;
-  });
-  return together(world, [&] { return record_routing(*regression.record_routing, shape); });
-}
-
 Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
   try {
     auto outcome = trainer.run(progress);
@@ -128,6 +113,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
 
   // Before the folder: what cannot train must not cost an earlier run its results.
   auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
+  auto tap = together(world, [&] { return open_replay(config); });
   RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
@@ -146,7 +132,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
 
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto plan = make_plan(config, world.size());
-  auto tap = open_tap(world, config);
+  if (!tap) tap = start_recording(world, config);
   auto [model, context] = shard_and_initialise(config, mesh);
   std::optional<Balance> balance;
   if (model.moe) {

@@ -45,7 +45,7 @@ def differences(plan, model, ranks, dtype_bytes, ep=1, rows=True):
         if unit["mesh"] != mesh or len(unit["groups"]) != 1:
             found.append(f"{name}: {len(unit['groups'])} groups on the mesh {unit['mesh']}, expected 1 on {mesh}")
             continue
-        padding += layout.padding() * dtype_bytes
+        padding += layout.padding() * dtype_bytes * (ep if mesh == "expert" else 1)
         expected = [{"fqn": fqn, "shape": shape, "offset": layout.offsets[i]} for i, (fqn, shape) in enumerate(tensors)]
         for i, tensor in enumerate(expected if rows else ()):
             tensor["rows_per_rank"] = layout.rows_of(i)

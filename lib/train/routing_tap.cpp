@@ -1,0 +1,74 @@
+#include "train/routing_tap.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+
+namespace meshard {
+
+namespace {
+
+RoutingShape routing_shape(const Config& config) {
+  auto& moe = *config.model.moe;
+  return {config.model.num_hidden_layers - moe.first_k_dense_replace, moe.n_routed_experts, moe.num_experts_per_tok,
+          config.train.seq_len, config.train.global_batch_size};
+}
+
+[[noreturn]] void refuse_replay(const std::string& why) {
+  throw ConfigError(fmt::format(
+      "regression.replay_routing: {}; give a file that a run of this model with regression.record_routing wrote", why));
+}
+
+void check_length(const std::string& file, const Config& config) {
+  auto recorded = recorded_positions(file, routing_shape(config));
+  auto needed = config.train.steps * config.train.global_batch_size;
+  if (recorded >= needed) return;
+  throw ConfigError(fmt::format(
+      "regression.replay_routing: {} has the routing of {} samples, and this run trains on {}: train.steps can be at "
+      "most {}, or record a longer run",
+      file, recorded, needed, recorded / config.train.global_batch_size));
+}
+
+}  // namespace
+
+std::unique_ptr<RoutingTap> open_replay(const Config& config) {
+  if (auto& file = config.regression.record_routing) {
+    auto folder = std::filesystem::absolute(*file).parent_path();
+    if (!std::filesystem::is_directory(folder)) {
+      throw ConfigError(fmt::format(
+          "regression.record_routing: cannot write {}: there is no folder {}; make it, or choose another file", *file,
+          folder.string()));
+    }
+  }
+  auto& file = config.regression.replay_routing;
+  if (!file) return nullptr;
+  try {
+    auto tap = replay_routing(*file, routing_shape(config));
+    check_length(*file, config);
+    return tap;
+  } catch (const IoError& error) {
+    refuse_replay(error.what());
+  }
+}
+
+std::unique_ptr<RoutingTap> start_recording(World& world, const Config& config) {
+  auto& file = config.regression.record_routing;
+  if (!file) return nullptr;
+  std::string problem;
+  std::unique_ptr<RoutingTap> tap;
+  auto attempt = [&](auto work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      problem = error.what();
+    }
+    world.raise_together(problem);
+  };
+  attempt([&] {
+    if (world.rank() == 0) create_routing_file(*file, routing_shape(config));
+  });
+  attempt([&] { tap = record_routing(*file, routing_shape(config)); });
+  return tap;
+}
+
+}  // namespace meshard
