@@ -12,6 +12,12 @@ using Command = std::function<int()>;
 /// Local.
 void add_train(CLI::App& app, Command& run);
 /// Local.
+void add_eval(CLI::App& app, Command& run);
+/// Local.
+void add_export(CLI::App& app, Command& run);
+/// Local.
+void add_inspect(CLI::App& app, Command& run);
+/// Local.
 void add_plan(CLI::App& app, Command& run);
 /// Local.
 void add_compare(CLI::App& app, Command& run);

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <iostream>
 #include <memory>
 
@@ -20,6 +22,9 @@ int compare(const CompareArguments& arguments) {
     auto comparison = compare_runs(a, b, arguments.options);
     std::cout << comparison_text(a, b, comparison);
     return comparison.same() ? kExitDone : kExitDifferent;
+  } catch (const nlohmann::json::exception& error) {
+    throw ConfigError(fmt::format("{} or {} has a value of another type than a run writes: {}", arguments.run_a,
+                                  arguments.run_b, error.what()));
   } catch (const Error& error) {  // whatever cannot be compared was asked for wrongly
     throw ConfigError(error.what());
   }

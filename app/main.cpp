@@ -40,6 +40,9 @@ int main(int argc, char** argv) {
   Command run;
   add_train(app, run);
   add_plan(app, run);
+  add_inspect(app, run);
+  add_export(app, run);
+  add_eval(app, run);
   add_compare(app, run);
   try {
     app.parse(argc, argv);

@@ -3,6 +3,7 @@
 #include "app/commands.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "train/assemble.h"
 #include "train/run.h"
 #include "train/stop.h"
 
@@ -19,17 +20,6 @@ struct TrainArguments {
   RunOptions options;
 };
 
-Backend backend_of(CommConfig::Backend backend) {
-  switch (backend) {
-    case CommConfig::Backend::Mpi:
-      return Backend::Mpi;
-    case CommConfig::Backend::Nccl:
-      return Backend::Nccl;
-    default:
-      return Backend::Auto;
-  }
-}
-
 int train(const TrainArguments& arguments) {
   catch_stop_signals();
   WorldOptions options;
@@ -38,9 +28,7 @@ int train(const TrainArguments& arguments) {
   World world(options);
   try {
     auto config = load_config(arguments.config, arguments.overrides, world.size());
-    options.backend = backend_of(config.comm.backend);
-    options.timeout = std::chrono::seconds(config.comm.timeout_s);
-    world.choose_backend(options);
+    world.choose_backend(world_options(config));
     Log log(world.rank() == 0);
     auto outcome = run_training(world, config, arguments.options, log);
     if (outcome.exit_code != kExitDone && world.rank() == 0) Log::error(outcome.reason);
@@ -64,10 +52,13 @@ void add_train(CLI::App& app, Command& run) {
       ->allow_extra_args(false);
   command
       ->add_option("--resume", arguments->resume,
-                   "none (default): the run folder must be unused; auto: it may be used, and as this version writes no "
-                   "checkpoints the run starts at step 1")
-      ->type_name("auto|none")
-      ->check(CLI::IsMember({"auto", "none"}));
+                   "none (default): the run folder must be unused; auto: go on from its newest complete checkpoint, or "
+                   "start; DIR: go on from that checkpoint, or another run's newest")
+      ->type_name("auto|none|DIR");
+  command
+      ->add_option("--init-from", options.init_from,
+                   "Take the first weights from a checkpoint; a checkpoint that --resume finds goes first")
+      ->type_name("DIR");
   command->add_option("--run-dir", options.run_dir, "Run folder; default run.dir/run.name")->type_name("DIR");
   command->add_flag("--overwrite", options.overwrite, "Start anew in a used run folder");
   command->add_option("--expect-ranks", arguments->expect_ranks, "Refuse to run on another number of ranks")
@@ -77,7 +68,9 @@ void add_train(CLI::App& app, Command& run) {
       "Examples:\n  mpirun -n 4 meshard train configs/quickstart.yaml\n"
       "  mpirun -n 8 meshard train run.yaml --set parallel.strategy=hfsdp --run-dir runs/hfsdp");
   command->callback([arguments, &run] {
-    arguments->options.resume = arguments->resume == "auto" ? Resume::Auto : Resume::None;
+    auto& options = arguments->options;
+    options.resume = arguments->resume == "auto" ? Resume::Auto : Resume::None;
+    if (arguments->resume != "auto" && arguments->resume != "none") options.resume_from = arguments->resume;
     run = [arguments] { return train(*arguments); };
   });
 }

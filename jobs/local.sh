@@ -17,8 +17,8 @@ ranks=${RANKS:-4}
 
 run_dir=''
 options=(--expect-ranks "$ranks")
-if [[ $config == configs/quickstart.yaml && " $* " != *" --run-dir"[\ =]* ]]; then
-  run_dir=runs/quickstart
+if [[ $config == configs/quickstart*.yaml && " $* " != *" --run-dir"[\ =]* ]]; then
+  run_dir=runs/$(basename "$config" .yaml)
   options+=(--run-dir "$run_dir")
   if [[ " $* " != *" --resume"[\ =]* && " $* " != *" --overwrite "* ]]; then options+=(--overwrite); fi
 fi

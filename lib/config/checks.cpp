@@ -138,6 +138,13 @@ void check_fault(const Config& config, int ranks, Report& report) {
     needs("double_count_recompute", config.train.activation_checkpoint == TrainConfig::Checkpointing::Full,
           "train.activation_checkpoint: full");
   }
+  if (report.clean({"precision.param"})) {
+    needs("bias_cast_to_param_dtype", config.precision.param == Dtype::Bf16, "precision.param: bf16");
+  }
+  for (auto name :
+       {"bias_cast_to_param_dtype", "weights_from_biased_scores", "update_per_microbatch", "no_outer_reduce"}) {
+    needs(name, config.model.moe->expert_bias.enabled, "model.moe.expert_bias.enabled: true");
+  }
   if (report.clean({"parallel.dp_outer", "parallel.expert"})) {
     needs("no_outer_reduce", config.parallel.dp_outer > 1, "parallel.dp_outer of 2 or more");
     needs("expert_grad_unscaled", config.parallel.expert > 1, "parallel.expert of 2 or more");

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <fstream>
 #include <map>
+#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -40,16 +41,19 @@ void collect(const YamlNode& section, const std::string& path, Written& written,
   }
 }
 
-void add_hugging_face(YamlNode& root, Report& report) {
+// Whether the keys that were not written are known to be absent, or to have their defaults.
+bool add_hugging_face(YamlNode& root, Report& report) {
   auto* model = root.find("model");
   auto* from = model == nullptr ? nullptr : model->find("from_hf");
-  if (from == nullptr) return;
+  if (from == nullptr) return true;
   std::string file;
-  if (read_value(*from, {}, file)) return;  // reported when the key itself is read
-  merge_missing(*model, read_hugging_face(file, from->place, report), 1);
+  if (read_value(*from, {}, file)) return false;  // reported when the key itself is read
+  const auto section = read_hugging_face(file, from->place, report);
+  if (section) merge_missing(*model, *section, 1);
+  return section.has_value();
 }
 
-Config read_keys(const Written& written, Report& report) {
+Config read_keys(const Written& written, bool model_known, Report& report) {
   Config config;
   for (const auto& row : key_table()) {
     const auto& path = row.doc.key;
@@ -57,6 +61,8 @@ Config read_keys(const Written& written, Report& report) {
     if (auto found = written.find(path); found != written.end()) {
       if (!report.clean({path})) continue;
       if (auto problem = row.read(config, found->second)) report.add(found->second.place, path, *problem);
+    } else if (!model_known && path.starts_with("model.")) {
+      report.spoil(path);
     } else if (row.required && report.clean({path})) {
       report.at(path, fmt::format("missing; expected {}{}{}: {}", row.doc.type, row.doc.range.empty() ? "" : " ",
                                   row.doc.range, row.doc.text));
@@ -95,10 +101,10 @@ Config parse_config(const std::string& text, const std::string& name, const std:
   }
   report.note("", root.place);
   for (const auto& assignment : overrides) apply_override(root, assignment, report);
-  add_hugging_face(root, report);
+  const bool model_known = add_hugging_face(root, report);
   Written written;
   collect(root, "", written, report);
-  auto config = read_keys(written, report);
+  auto config = read_keys(written, model_known, report);
   check_model(config, report);
   check_run(config, ranks, report);
   report.throw_if_any();
@@ -127,6 +133,29 @@ std::string resolved_yaml(const Config& config) {
     }
   }
   return yaml;
+}
+
+std::vector<ConfigChange> config_changes(const Config& from, const Config& to) {
+  static const std::set<std::string_view> steers_training = {"model.from_hf",
+                                                             "model.initializer_range",
+                                                             "model.max_position_embeddings",
+                                                             "model.moe.expert_bias.update_rate",
+                                                             "model.moe.expert_bias.recenter",
+                                                             "model.moe.expert_bias.initial",
+                                                             "model.moe.aux_loss.type",
+                                                             "model.moe.aux_loss.coeff",
+                                                             "model.moe.z_loss_coeff",
+                                                             "model.moe.capacity_factor"};
+  std::vector<ConfigChange> changes;
+  for (const auto& row : key_table()) {
+    if (!row.write) continue;
+    auto a = row.write(from), b = row.write(to);
+    if (a == b) continue;
+    const auto& key = row.doc.key;
+    changes.push_back(
+        {key, a.value_or("absent"), b.value_or("absent"), key.starts_with("model.") && !steers_training.contains(key)});
+  }
+  return changes;
 }
 
 const std::vector<KeyDoc>& config_keys() {

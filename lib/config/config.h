@@ -211,6 +211,18 @@ Config parse_config(const std::string& text, const std::string& name, const std:
 /// Local. The config as YAML with every default filled in; parse_config of it gives the same config.
 std::string resolved_yaml(const Config& config);
 
+/// One key in which two configs differ, values as YAML ("absent" where one has none).
+struct ConfigChange {
+  std::string key;
+  std::string from, to;
+  /// The two are different models: weights of one are not weights of the other. Not: what only steers training (losses,
+  /// bias updates, first values), or the length of tables.
+  bool other_model = false;
+};
+
+/// Local. In the order of the file.
+std::vector<ConfigChange> config_changes(const Config& from, const Config& to);
+
 /// One row of the reference table: every key once.
 struct KeyDoc {
   std::string key;  ///< "train.seq_len"

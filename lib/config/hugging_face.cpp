@@ -6,6 +6,11 @@
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <vector>
+
+#include "config/hugging_face_fields.h"
 
 namespace meshard {
 namespace {
@@ -14,98 +19,51 @@ using nlohmann::json;
 
 class Importer {
  public:
-  Importer(json root, Place place, Report& report) : root_(std::move(root)), place_(std::move(place)), report_(report) {
-    type_ =
-        root_.value("model_type", json("(none)")).is_string() ? root_.value("model_type", "(none)") : "(not a text)";
-  }
+  Importer(const HuggingFaceFields& fields, const Place& place) : fields_(fields), place_(place) {}
 
   YamlNode model() {
-    const bool glm = type_ == "glm4_moe", qwen = type_ == "qwen3" || type_ == "qwen3_moe";
-    if (!glm && !qwen && type_ != "llama") {
-      refuse(fmt::format("model_type `{}` is not known; expected llama, qwen3, qwen3_moe or glm4_moe", type_));
-      return {};
-    }
-    refuse_what_we_lack();
+    const bool glm = fields_.glm();
     auto section = empty_map();
-    for (const auto* name : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-                             "num_key_value_heads", "head_dim", "intermediate_size", "max_position_embeddings"}) {
+    for (const auto* name :
+         {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
       copy(section, name, name);
     }
-    // Llama shares no key heads unless told; the others' classes have numbers of their own there, never left out.
-    if (qwen && type_ == "qwen3" && !root_.contains("head_dim")) put(section, "head_dim", "128");
-    copy(section, "rope_theta", "rope_theta");
+    copy_heads(section);
+    copy(section, "max_position_embeddings", "max_position_embeddings",
+         glm              ? "131072"
+         : fields_.qwen() ? "32768"
+                          : "2048");
+    copy(section, "rope_theta", "rope_theta", "10000.0");
     copy(section, "partial_rotary_factor", "partial_rotary_factor", glm ? "0.5" : "1.0");
-    if (const auto& rope = field("rope_parameters"); rope.is_object()) {
+    if (const auto& rope = fields_["rope_parameters"]; rope.is_object()) {
       copy_from(rope, section, "rope_theta");
       copy_from(rope, section, "partial_rotary_factor");
     }
     copy(section, "rms_norm_eps", "rms_norm_eps", glm ? "1e-5" : "1e-6");
-    put(section, "use_qk_norm", qwen ? "true" : "false");
+    put(section, "use_qk_norm", fields_.qwen() ? "true" : "false");
     if (glm) copy(section, "use_qk_norm", "use_qk_norm");
     copy(section, "attention_bias", "attention_bias", "false");
     copy(section, "tie_word_embeddings", "tie_word_embeddings", "false");
     copy(section, "initializer_range", "initializer_range", "0.02");
-    if (glm) add_child(section, "moe", glm_moe());
-    if (type_ == "qwen3_moe") add_child(section, "moe", qwen_moe());
+    if (fields_.has_experts()) add_child(section, "moe", glm ? glm_moe() : qwen_moe());
     return section;
   }
 
  private:
-  const json& field(const std::string& name) const {
-    static const json none;
-    auto found = root_.find(name);
-    return found == root_.end() ? none : *found;
-  }
-
-  void refuse(const std::string& what) { report_.add(place_, "model.from_hf", what); }
-
-  void refuse_unless(bool fine, const std::string& name, const std::string& instead) {
-    if (!fine) refuse(fmt::format("`{}: {}` cannot be honoured; {}", name, field(name).dump(), instead));
-  }
-
-  bool absent_or(const std::string& name, const json& value) const {
-    return field(name).is_null() || field(name) == value;
-  }
-
-  static bool is_plain_rope(const json& rope) {
-    if (rope.is_null()) return true;
-    if (!rope.is_object()) return false;
-    for (const auto* name : {"rope_type", "type"}) {
-      auto type = rope.find(name);
-      if (type != rope.end() && !type->is_null() && *type != "default") return false;
+  // Left out: as many key-value heads as heads, of hidden_size / heads each.
+  void copy_heads(YamlNode& section) {
+    const bool qwen = fields_.type() == "qwen3";
+    const auto& shared = fields_["num_key_value_heads"];
+    if (!shared.is_null() || fields_.has_experts()) {
+      put(section, "num_key_value_heads", shared);  // classes with experts take no null, and their default fits no file
+    } else if (qwen && !fields_.has("num_key_value_heads")) {
+      put(section, "num_key_value_heads", "32");
     }
-    // Per-layer-type parameters (a map of maps) are something else, too.
-    for (const auto& value : rope) {
-      if (value.is_object()) return false;
-    }
-    return true;
-  }
-
-  void refuse_what_we_lack() {
-    for (const auto* name : {"rope_scaling", "rope_parameters"}) {
-      refuse_unless(is_plain_rope(field(name)), name, "only the default rotary embedding is (null, or type default)");
-    }
-    bool qwen = type_ != "llama" && type_ != "glm4_moe";
-    // Qwen's files carry a window size that use_sliding_window: false (the default) turns off.
-    bool windows = qwen ? field("use_sliding_window") == true && !field("sliding_window").is_null()
-                        : !field("sliding_window").is_null() && field("use_sliding_window") != false;
-    refuse_unless(!windows, "sliding_window", "every layer attends to the whole sequence here");
-    if (const auto& layers = field("layer_types"); layers.is_array()) {
-      for (const auto& layer : layers) {
-        if (layer == "full_attention") continue;
-        refuse(fmt::format("layer_types has {}; every layer attends to the whole sequence here", layer.dump()));
-        break;
-      }
-    }
-    refuse_unless(absent_or("hidden_act", "silu"), "hidden_act", "only \"silu\" (SwiGLU) is");
-    refuse_unless(absent_or("mlp_bias", false), "mlp_bias", "projections of the MLP have no bias here");
-    refuse_unless(absent_or("attention_dropout", 0.0), "attention_dropout", "there is no dropout here; set it to 0");
-    if (!field("quantization_config").is_null())
-      refuse("`quantization_config` cannot be honoured: weights are quantized");
+    if (fields_.type() == "llama" && fields_["head_dim"].is_null()) return;
+    copy(section, "head_dim", "head_dim", qwen ? "128" : nullptr);
   }
 
   YamlNode glm_moe() {
-    refuse_unless(absent_or("scoring_func", "sigmoid"), "scoring_func", "this model class has sigmoid scores");
     auto moe = empty_map();
     copy(moe, "n_routed_experts", "n_routed_experts");
     copy(moe, "num_experts_per_tok", "num_experts_per_tok", "8");
@@ -121,27 +79,15 @@ class Importer {
   }
 
   YamlNode qwen_moe() {
-    refuse_unless(absent_or("decoder_sparse_step", 1), "decoder_sparse_step", "only 1 is");
     auto moe = empty_map();
-    copy(moe, "n_routed_experts", field("num_experts").is_null() ? "num_local_experts" : "num_experts");
+    copy(moe, "n_routed_experts", fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts");
     copy(moe, "num_experts_per_tok", "num_experts_per_tok", "8");
     put(moe, "n_shared_experts", "0");
     copy(moe, "moe_intermediate_size", "moe_intermediate_size");
-    put(moe, "first_k_dense_replace", std::to_string(leading_dense_layers()));
+    put(moe, "first_k_dense_replace", std::to_string(fields_.dense_layers()));
     put(moe, "scoring_func", "softmax");
     copy(moe, "norm_topk_prob", "norm_topk_prob", "false");
     return moe;
-  }
-
-  std::size_t leading_dense_layers() {
-    const auto& dense = field("mlp_only_layers");
-    if (dense.is_null()) return 0;
-    for (std::size_t i = 0; i < dense.size(); ++i) {
-      if (dense.is_array() && dense[i] == i) continue;
-      refuse_unless(false, "mlp_only_layers", "dense layers must be the first ones: [0, 1, ..]");
-      return 0;
-    }
-    return dense.size();
   }
 
   static YamlNode empty_map() {
@@ -164,6 +110,7 @@ class Importer {
     YamlNode node;
     node.kind = value.is_array()    ? YamlNode::Kind::List
                 : value.is_object() ? YamlNode::Kind::Map
+                : value.is_null()   ? YamlNode::Kind::Null
                                     : YamlNode::Kind::Scalar;
     node.quoted = value.is_string();
     if (node.kind == YamlNode::Kind::Scalar) node.text = value.is_string() ? value.get<std::string>() : value.dump();
@@ -179,45 +126,65 @@ class Importer {
     add_child(map, key, std::move(node));
   }
 
-  // Null is as good as absent in a config.json.
   void copy_from(const json& from, YamlNode& map, const std::string& name) {
     auto found = from.find(name);
     if (found != from.end() && !found->is_null()) put(map, name, *found);
   }
 
+  // A null is no default: the key that it becomes refuses it, as the newer classes do.
   void copy(YamlNode& map, const std::string& key, const std::string& name, const char* default_value = nullptr) {
-    if (!field(name).is_null()) {
-      put(map, key, field(name));
+    if (fields_.has(name)) {
+      put(map, key, fields_[name]);
     } else if (default_value != nullptr) {
       put(map, key, default_value);
     }
   }
 
-  json root_;
-  Place place_;
-  Report& report_;
-  std::string type_;
+  const HuggingFaceFields& fields_;
+  const Place& place_;
 };
+
+// The parser alone would keep the last of two equal keys.
+json parse_strictly(std::istream& in) {
+  std::vector<std::set<json>> open;
+  return json::parse(in, [&](int, json::parse_event_t event, const json& parsed) {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(parsed).second) {
+      throw std::runtime_error(fmt::format("the key {} comes twice in one object; expected it once", parsed.dump()));
+    }
+    return true;
+  });
+}
 
 }  // namespace
 
-YamlNode read_hugging_face(const std::string& file, const Place& place, Report& report) {
+std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& place, Report& report) {
+  auto refuse = [&](const std::string& why) { report.add(place, "model.from_hf", why); };
   std::ifstream in(file);
   json root;
   try {
     if (!in) throw std::runtime_error(std::strerror(errno));
-    root = json::parse(in);
+    root = parse_strictly(in);
   } catch (const std::exception& error) {
-    report.add(place, "model.from_hf", fmt::format("cannot read {}: {}", file, error.what()));
+    refuse(fmt::format("cannot read {}: {}; expected a Hugging Face config.json", file, error.what()));
     return {};
   }
   if (!root.is_object()) {
-    report.add(place, "model.from_hf", fmt::format("{} is not a config.json: expected a JSON object", file));
+    refuse(fmt::format("{} is not a config.json: expected a JSON object", file));
     return {};
   }
+  const HuggingFaceFields fields(std::move(root));
   auto from = place;
   from.via = file;
-  return Importer(std::move(root), from, report).model();
+  if (!fields.known_type()) {
+    report.add(
+        from, "model.from_hf",
+        fmt::format("model_type `{}` is not known; expected llama, qwen3, qwen3_moe or glm4_moe", fields.type()));
+    return {};
+  }
+  refuse_what_we_lack(fields, from, report);
+  return Importer(fields, from).model();
 }
 
 }  // namespace meshard

@@ -2,6 +2,7 @@
 // Reads a Hugging Face config.json as the values of our model section. Field names and defaults: huggingface.md,
 // checked against transformers 4.57 and 5.x (both spellings are read: top-level rope_theta, or rope_parameters).
 
+#include <optional>
 #include <string>
 
 #include "config/yaml_tree.h"
@@ -9,10 +10,11 @@
 namespace meshard {
 
 /// Local. The model section that `file` describes, as a map (with `moe` where it has experts), every value with the
-/// place `place`. Sizes that the file lacks are left out. An unreadable file, an unknown model_type and every feature
-/// that Meshard cannot honour (rope scaling, sliding windows, another activation, an MLP bias, dropout, quantized
-/// weights, dense layers that are not the first) go into `report`, by name, as problems of model.from_hf.
+/// place `place`. Sizes that the file lacks are left out; other fields get the default of the model's class; a null
+/// where the class takes none, and a num_key_value_heads missing in a class with experts, become a null, which the key
+/// refuses. Nothing for a file that cannot be read (two equal keys included) or is of an unknown model_type. That, and
+/// every feature that Meshard or the class does not have, goes into `report`, by name, as a problem of model.from_hf.
 /// What concerns training only (router_aux_loss_coeff) or generation is passed over.
-YamlNode read_hugging_face(const std::string& file, const Place& place, Report& report);
+std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& place, Report& report);
 
 }  // namespace meshard

@@ -12,6 +12,9 @@ Limits at_least(double low) {
 Limits above(double low) {
   return {.low = low, .low_open = true};
 }
+Limits within(double low, double high) {
+  return {.low = low, .high = high};
+}
 Limits from_below(double low, double high) {
   return {.low = low, .high = high, .high_open = true};
 }
@@ -138,7 +141,7 @@ void add_run_and_model(std::vector<Key>& t) {
   t.push_back(required("model.vocab_size", FIELD(model.vocab_size), at_least(1),
                        "rows of the embedding; the bytes tokenizer needs 257"));
   t.push_back(required("model.hidden_size", FIELD(model.hidden_size), at_least(1), "width of the residual stream"));
-  t.push_back(required("model.num_hidden_layers", FIELD(model.num_hidden_layers), at_least(1), "decoder blocks"));
+  t.push_back(required("model.num_hidden_layers", FIELD(model.num_hidden_layers), within(1, 100000), "decoder blocks"));
   t.push_back(required("model.num_attention_heads", FIELD(model.num_attention_heads), at_least(1), "query heads"));
   t.push_back(derived("model.num_key_value_heads", FIELD(model.num_key_value_heads), at_least(1), "num_attention_heads",
                       "key and value heads; must divide the query heads"));
@@ -146,7 +149,7 @@ void add_run_and_model(std::vector<Key>& t) {
                       "width of a head, even"));
   t.push_back(required("model.intermediate_size", FIELD(model.intermediate_size), at_least(1),
                        "width of the SwiGLU of a dense layer"));
-  t.push_back(derived("model.max_position_embeddings", FIELD(model.max_position_embeddings), at_least(1),
+  t.push_back(derived("model.max_position_embeddings", FIELD(model.max_position_embeddings), within(1, 1 << 24),
                       "train.seq_len", "longest sequence that the rotary table covers, tokens"));
   t.push_back(key("model.rope_theta", FIELD(model.rope_theta), above(0), "base of the rotary frequencies"));
   t.push_back(key("model.rms_norm_eps", FIELD(model.rms_norm_eps), above(0), "epsilon of every RMSNorm"));
@@ -164,9 +167,9 @@ void add_run_and_model(std::vector<Key>& t) {
 void add_moe(std::vector<Key>& t) {
   auto add = [&](Key row) { t.push_back(in_moe(std::move(row))); };
   t.push_back(moe_section());
-  add(required("model.moe.n_routed_experts", MOE(n_routed_experts), at_least(1), "routed experts of a layer"));
+  add(required("model.moe.n_routed_experts", MOE(n_routed_experts), within(1, 1 << 20), "routed experts of a layer"));
   add(key("model.moe.num_experts_per_tok", MOE(num_experts_per_tok), at_least(1), "experts that a token goes to"));
-  add(key("model.moe.n_shared_experts", MOE(n_shared_experts), at_least(0), "experts that every token goes to"));
+  add(key("model.moe.n_shared_experts", MOE(n_shared_experts), within(0, 1 << 20), "experts that every token goes to"));
   add(required("model.moe.moe_intermediate_size", MOE(moe_intermediate_size), at_least(1),
                "width of one expert's SwiGLU"));
   add(key("model.moe.first_k_dense_replace", MOE(first_k_dense_replace), at_least(0),
@@ -175,19 +178,19 @@ void add_moe(std::vector<Key>& t) {
   add(key("model.moe.n_group", MOE(n_group), at_least(1), "expert groups (sigmoid only)"));
   add(key("model.moe.topk_group", MOE(topk_group), at_least(1), "groups that a token may choose from"));
   add(key("model.moe.norm_topk_prob", MOE(norm_topk_prob), {}, "the chosen scores are scaled to sum 1"));
-  add(key("model.moe.routed_scaling_factor", MOE(routed_scaling_factor), above(0),
-          "factor on the routed experts' weights"));
+  add(key("model.moe.routed_scaling_factor", MOE(routed_scaling_factor),
+          Limits{.low = 0, .high = 1e6, .low_open = true}, "factor on the routed experts' weights"));
   add(derived("model.moe.expert_bias.enabled", MOE(expert_bias.enabled), {}, "true for sigmoid, else false",
               "balance by a bias on the selection (sigmoid only)"));
   // 0 is legal: published recipes freeze the bias at the end of training.
-  add(key("model.moe.expert_bias.update_rate", MOE(expert_bias.update_rate), at_least(0),
+  add(key("model.moe.expert_bias.update_rate", MOE(expert_bias.update_rate), within(0, 1e6),
           "change of the bias per optimizer step"));
   add(key("model.moe.expert_bias.recenter", MOE(expert_bias.recenter), {}, "subtract the mean of each update"));
-  add(key("model.moe.expert_bias.initial", MOE(expert_bias.initial), {}, "bias at the start"));
+  add(key("model.moe.expert_bias.initial", MOE(expert_bias.initial), within(-1e6, 1e6), "bias at the start"));
   add(key("model.moe.aux_loss.type", MOE(aux_loss.type), {}, "auxiliary balance loss"));
-  add(key("model.moe.aux_loss.coeff", MOE(aux_loss.coeff), at_least(0), "factor on the auxiliary loss"));
-  add(key("model.moe.z_loss_coeff", MOE(z_loss_coeff), at_least(0), "factor on the router's z-loss"));
-  add(key("model.moe.capacity_factor", MOE(capacity_factor), above(0),
+  add(key("model.moe.aux_loss.coeff", MOE(aux_loss.coeff), within(0, 1e6), "factor on the auxiliary loss"));
+  add(key("model.moe.z_loss_coeff", MOE(z_loss_coeff), within(0, 1e6), "factor on the router's z-loss"));
+  add(key("model.moe.capacity_factor", MOE(capacity_factor), Limits{.low = 0, .high = 1e6, .low_open = true},
           "tokens an expert takes, as a multiple of the even share; null: dropless"));
 }
 
@@ -210,7 +213,7 @@ void add_parallel_and_train(std::vector<Key>& t) {
                        "sequences per step over all ranks; a multiple of micro_batch_size x ranks"));
   t.push_back(
       key("train.micro_batch_size", FIELD(train.micro_batch_size), at_least(1), "sequences per rank and forward pass"));
-  t.push_back(required("train.seq_len", FIELD(train.seq_len), at_least(1), "tokens per sequence"));
+  t.push_back(required("train.seq_len", FIELD(train.seq_len), within(1, 1 << 24), "tokens per sequence"));
   t.push_back(key("train.max_grad_norm", FIELD(train.max_grad_norm), at_least(0),
                   "gradients are scaled down to this global norm; 0: never"));
   t.push_back(key("train.activation_checkpoint", FIELD(train.activation_checkpoint), {},

@@ -112,12 +112,30 @@ void check_moe(Config& config, Report& report) {
   }
 }
 
+// Beyond what any cluster holds, and far below where 64-bit sizes overflow.
+void check_size(const ModelConfig& m, Report& report) {
+  constexpr double kMostParameters = 1e15;
+  if (!report.clean({"model"})) return;
+  auto hidden = static_cast<double>(m.hidden_size), heads = static_cast<double>(m.num_attention_heads);
+  auto layer =
+      hidden * static_cast<double>(m.head_dim) * heads * 4 + 3 * hidden * static_cast<double>(m.intermediate_size);
+  if (m.moe) {
+    auto experts = static_cast<double>(m.moe->n_routed_experts + m.moe->n_shared_experts);
+    layer += 3 * hidden * static_cast<double>(m.moe->moe_intermediate_size) * experts;
+  }
+  auto parameters = layer * static_cast<double>(m.num_hidden_layers) + 2 * hidden * static_cast<double>(m.vocab_size);
+  if (parameters <= kMostParameters) return;
+  report.at("model.hidden_size", fmt::format("these sizes make about {:.1e} parameters; expected at most {:.0e}",
+                                             parameters, kMostParameters));
+}
+
 }  // namespace
 
 void check_model(Config& config, Report& report) {
   fill_attention(config, report);
   check_attention(config, report);
   if (config.model.moe) check_moe(config, report);
+  check_size(config.model, report);
 }
 
 }  // namespace meshard

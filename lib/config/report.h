@@ -32,6 +32,9 @@ class Report {
   /// Local. A problem of a key, at its own place, or at the nearest section above it that was written.
   void at(const std::string& path, std::string what);
 
+  /// Local. Makes a key unfit for comparisons whose value is unknown because of a problem told elsewhere.
+  void spoil(const std::string& path) { bad_.insert(path); }
+
   /// Local. Whether none of these keys, nor a section around one, has a problem: only then may they be compared.
   bool clean(std::initializer_list<std::string_view> paths) const;
 

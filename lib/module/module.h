@@ -41,6 +41,9 @@ struct Slot {
   Shape shape;        ///< of the full parameter
   /// Under expert parallelism `shape` is this rank's part of a parameter that no rank holds whole: its rows begin here.
   std::int64_t first_row = 0;
+  std::int64_t global_rows = 0;    ///< rows of all ranks together; 0: shape[0]
+  /// Files know a stacked matrix [items * rows_per_item, columns] as [items, rows_per_item, columns]; 0: as it is.
+  std::int64_t rows_per_item = 0;
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
   Init init;

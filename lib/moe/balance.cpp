@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -90,7 +91,8 @@ void Balance::begin_evaluation() {
 
 StepBalance Balance::end_step(bool update) {
   auto totals = reduced_counts();
-  if (update) move_biases(totals);
+  // The step is skipped when a bias is not finite: then none of them moves.
+  if (update && biases_finite()) move_biases(totals);
   if (totals_.defined()) totals += std::exchange(totals_, {});
 
   auto layers = static_cast<std::int64_t>(layers_.list().size());
@@ -128,6 +130,11 @@ at::Tensor Balance::reduced_counts() {
   auto stacked = at::stack(counts).to(world_.device(), dtype);
   axis.all_reduce(stacked, ReduceOp::Sum, {"expert counts", false}).wait();
   return stacked.to(at::kCPU, at::kLong);
+}
+
+bool Balance::biases_finite() const {
+  return std::ranges::all_of(layers_.list(),
+                             [](MoeLayer* layer) { return at::isfinite(layer->router().bias()).all().item<bool>(); });
 }
 
 void Balance::move_biases(const at::Tensor& totals) {

@@ -54,6 +54,7 @@ class Balance {
 
  private:
   at::Tensor reduced_counts();
+  bool biases_finite() const;
   void move_biases(const at::Tensor& totals);
 
   MoeLayers& layers_;

@@ -109,7 +109,10 @@ Experts::Experts(const MoeOptions& options, const ExpertParallel& parallel, cons
   const auto stacked = [&](const char* name, std::int64_t height, std::int64_t columns) {
     auto parameter = add_parameter(name, {local * height, columns}, tensor_options,
                                    Init::normal(options.initializer_range), /*decay=*/true);
-    parameter.slot().first_row = parallel.rank * local * height;
+    auto& slot = parameter.slot();
+    slot.first_row = parallel.rank * local * height;
+    slot.global_rows = options.n_routed_experts * height;
+    slot.rows_per_item = height;
     return parameter;
   };
   gate_up_proj_ = stacked("gate_up_proj", 2 * width, hidden);

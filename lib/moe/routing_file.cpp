@@ -11,6 +11,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -248,6 +249,21 @@ std::int64_t recorded_positions(const std::filesystem::path& file, const Routing
   if (failed) throw IoError(fmt::format("cannot read the routing file {}: {}", file.string(), failed.message()));
   auto per_position = shape.layers * shape.seq_len * shape.top_k * static_cast<std::int64_t>(sizeof(std::uint16_t));
   return std::max<std::int64_t>(0, static_cast<std::int64_t>(size - kRoutingHeader) / per_position);
+}
+
+std::string recording_problem(const std::filesystem::path& file, const RoutingShape& shape) {
+  namespace fs = std::filesystem;
+  if (shape.experts > kMostRoutingExperts) {
+    return fmt::format("a routing file holds at most {} experts, this model has {}", kMostRoutingExperts,
+                       shape.experts);
+  }
+  auto folder = fs::absolute(file).parent_path();
+  if (!fs::is_directory(folder))
+    return fmt::format("cannot write {}: there is no folder {}", file.string(), folder.string());
+  if (!fs::exists(file)) return "";
+  std::string begin(std::strlen(kRoutingMagic), '\0');
+  if (fs::is_regular_file(file)) std::ifstream(file).read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  return begin == kRoutingMagic ? "" : fmt::format("{} is there already and is not a routing file", file.string());
 }
 
 void create_routing_file(const std::filesystem::path& file, const RoutingShape& shape) {

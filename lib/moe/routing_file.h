@@ -50,8 +50,12 @@ std::unique_ptr<RoutingTap> replay_routing(const std::filesystem::path& file, co
 /// there is no such file.
 std::int64_t recorded_positions(const std::filesystem::path& file, const RoutingShape& shape);
 
-/// Local, for rank 0. A new file with its header; an old one of this name is replaced. IoError if it cannot be written;
-/// ArgumentError for more than 65,534 experts.
+/// Local. Why create_routing_file() must not be called, or empty: no folder, something else of this name that is not a
+/// routing file (a user's file must not be lost to a slip), too many experts.
+std::string recording_problem(const std::filesystem::path& file, const RoutingShape& shape);
+
+/// Local, for rank 0. A new file with its header; an old routing file of this name is replaced. IoError if it cannot be
+/// written; ArgumentError for more than 65,534 experts.
 void create_routing_file(const std::filesystem::path& file, const RoutingShape& shape);
 
 }  // namespace meshard

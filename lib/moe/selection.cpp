@@ -176,7 +176,7 @@ Selection select_experts_aten(const at::Tensor& scores, const at::Tensor& bias, 
 
 std::int64_t expert_capacity(std::int64_t tokens, const MoeOptions& options) {
   const auto pairs = static_cast<double>(tokens * options.num_experts_per_tok);
-  const auto share = *options.capacity_factor * pairs / static_cast<double>(options.n_routed_experts);
+  const auto share = std::min(*options.capacity_factor * pairs / static_cast<double>(options.n_routed_experts), pairs);
   // Less a hair: 1.1 * 100 / 10 is 11.000000000000002.
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * (1.0 - 1e-12))));
 }

@@ -12,6 +12,18 @@ namespace meshard {
 
 namespace {
 
+/// Lines of a run are shallow; what is not would be walked, and freed, by recursion.
+RunMetrics::Json parse_line(const std::string& text) {
+  constexpr int kDeepest = 16;
+  bool deep = false;
+  auto shallow = [&](int depth, RunMetrics::Json::parse_event_t, RunMetrics::Json&) {
+    deep |= depth > kDeepest;
+    return depth <= kDeepest;
+  };
+  auto line = RunMetrics::Json::parse(text, shallow, false);
+  return deep ? RunMetrics::Json() : line;
+}
+
 /// Whether it was a line of a run.
 bool take_line(RunMetrics& run, RunMetrics::Json line) {
   if (!line.is_object()) return false;
@@ -32,13 +44,18 @@ bool take_line(RunMetrics& run, RunMetrics::Json line) {
 
 std::string RunMetrics::fault() const {
   for (auto header = headers.rbegin(); header != headers.rend(); ++header) {
-    if (header->contains("fault")) return header->at("fault").get<std::string>();
+    if (header->contains("fault") && header->at("fault").is_string()) return header->at("fault").get<std::string>();
   }
   return "";
 }
 
 RunMetrics read_run(const std::filesystem::path& folder) {
   auto path = folder / "metrics.jsonl";
+  std::error_code failed;
+  if (std::filesystem::exists(path, failed) && !std::filesystem::is_regular_file(path, failed)) {
+    throw IoError(
+        fmt::format("{} is no regular file; expected a run's folder, such as runs/quickstart", path.string()));
+  }
   std::ifstream file(path);
   if (!file) {
     throw IoError(fmt::format("cannot read {}: {}; expected a run's folder, such as runs/quickstart", path.string(),
@@ -48,7 +65,7 @@ RunMetrics read_run(const std::filesystem::path& folder) {
   int number = 0;
   for (std::string text; std::getline(file, text);) {
     ++number;
-    if (take_line(run, RunMetrics::Json::parse(text, nullptr, false))) continue;
+    if (take_line(run, parse_line(text))) continue;
     run.torn = file.eof();
     if (run.torn) break;
     throw IoError(

@@ -15,12 +15,19 @@ namespace {
 
 constexpr double kStandardDeviations = 8.0;
 
+std::string check_finite(const OwnedRange& owned) {
+  auto [low, high] = at::aminmax(owned.values.to(at::kFloat));
+  bool finite = std::isfinite(low.item<float>()) && std::isfinite(high.item<float>());
+  return finite ? "" : fmt::format("{} holds a value that is not finite", owned.parameter.fqn());
+}
+
 std::string check_values(const OwnedRange& owned) {
+  auto problem = check_finite(owned);
+  if (!problem.empty()) return problem;
   auto [low_tensor, high_tensor] = at::aminmax(owned.values.to(at::kFloat));
   auto low = low_tensor.item<float>(), high = high_tensor.item<float>();
   auto& init = owned.parameter.parameter.slot().init;
   auto& fqn = owned.parameter.fqn();
-  if (!std::isfinite(low) || !std::isfinite(high)) return fmt::format("{} holds a value that is not finite", fqn);
   if (init.kind == Init::Kind::Constant) {
     auto expected = at::full({}, init.value, owned.values.options()).item<float>();
     return low == expected && high == expected
@@ -54,14 +61,16 @@ std::string check_buffer(const at::Tensor& buffer, const at::Tensor& declared) {
   return {};
 }
 
-std::string first_offender(const ShardingContext& context) {
+using CheckRange = std::string (*)(const OwnedRange&);
+
+std::string first_offender(const ShardingContext& context, CheckRange check_range, bool persistent_buffers) {
   std::string offender;
   context.for_each_owned([&](const OwnedRange& owned) {
-    if (offender.empty()) offender = check_values(owned);
+    if (offender.empty()) offender = check_range(owned);
   });
   walk(context.root(), [&](const std::string& fqn, Module& module) {
     for (auto& buffer : module.buffers()) {
-      if (!offender.empty()) return;
+      if (!offender.empty() || (buffer.persistent && !persistent_buffers)) continue;
       auto problem = check_buffer(buffer.tensor, buffer.declared());
       if (!problem.empty()) offender = fmt::format("buffer {} {}", join_name(fqn, buffer.name), problem);
     }
@@ -69,14 +78,22 @@ std::string first_offender(const ShardingContext& context) {
   return offender;
 }
 
+void tell_together(const ShardingContext& context, const char* audit, const std::string& mine) {
+  auto offenders = context.mesh().world().gather_texts(mine);
+  for (std::size_t rank = 0; rank < offenders.size(); ++rank) {
+    if (offenders[rank].empty()) continue;
+    throw NonFiniteError(fmt::format("{}, rank {}: {}", audit, rank, offenders[rank]));
+  }
+}
+
 }  // namespace
 
 void audit_initialisation(const ShardingContext& context) {
-  auto offenders = context.mesh().world().gather_texts(first_offender(context));
-  for (std::size_t rank = 0; rank < offenders.size(); ++rank) {
-    if (offenders[rank].empty()) continue;
-    throw NonFiniteError(fmt::format("initialisation audit, rank {}: {}", rank, offenders[rank]));
-  }
+  tell_together(context, "initialisation audit", first_offender(context, check_values, true));
+}
+
+void audit_load(const ShardingContext& context) {
+  tell_together(context, "audit of the loaded state", first_offender(context, check_finite, false));
 }
 
 }  // namespace meshard

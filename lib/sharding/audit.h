@@ -10,4 +10,8 @@ namespace meshard {
 /// NonFiniteError, the same on every rank, naming the first offender, its value and the rank that holds it.
 void audit_initialisation(const ShardingContext& context);
 
+/// Collective over world. After a load: every parameter finite, every buffer that is not persistent bitwise equal to
+/// its declared value. Throws as above.
+void audit_load(const ShardingContext& context);
+
 }  // namespace meshard

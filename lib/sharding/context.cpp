@@ -234,6 +234,16 @@ std::vector<FlatShard> ShardingContext::flat_shards() const {
   return shards;
 }
 
+std::vector<FlatShard> ShardingContext::weight_shards() const {
+  std::vector<FlatShard> shards;
+  for (auto& unit : units_) {
+    for (auto& group : unit->groups_) {
+      if (group->plan().requires_grad) shards.push_back(group->flat_shard());
+    }
+  }
+  return shards;
+}
+
 void ShardingContext::refresh_weights() {
   for (auto& unit : units_) {
     for (auto& group : unit->groups_) group->refresh();

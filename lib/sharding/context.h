@@ -94,6 +94,8 @@ class ShardingContext {
   /// Local. What the optimizer updates: one shard per group that requires gradients, in unit order. LogicError, naming
   /// the unit, if gradients are pending (no backward outside no_sync() since) or were never computed.
   std::vector<FlatShard> flat_shards() const;
+  /// Local. The same without gradients: what an optimizer allocates state for, before the first backward too.
+  std::vector<FlatShard> weight_shards() const;
   /// Collective over the axes where P holds more than O. Main weights -> model weights, for every unit: call it after
   /// filling main weights and after every optimizer step. Issued here, waited for at the first use.
   void refresh_weights();

@@ -1,5 +1,7 @@
 #include "train/assemble.h"
 
+#include "plan/assemble.h"
+
 namespace meshard {
 
 std::unique_ptr<Optimizer> make_optimizer(const Config& config) {
@@ -36,6 +38,24 @@ CorpusOptions corpus_options(const Config& config) {
   return {
       type,           config.data.files, config.data.validation_fraction, config.train.seq_len, config.model.vocab_size,
       config.run.seed};
+}
+
+WorldOptions world_options(const Config& config) {
+  using From = CommConfig::Backend;
+  WorldOptions options;
+  options.backend = config.comm.backend == From::Mpi    ? Backend::Mpi
+                    : config.comm.backend == From::Nccl ? Backend::Nccl
+                                                        : Backend::Auto;
+  options.timeout = std::chrono::seconds(config.comm.timeout_s);
+  return options;
+}
+
+HfModel hf_model(const Config& config) {
+  HfModel model{decoder_config(config), {}, 0};
+  if (!config.model.moe) return model;
+  model.moe = moe_options(config);
+  model.first_k_dense_replace = config.model.moe->first_k_dense_replace;
+  return model;
 }
 
 }  // namespace meshard

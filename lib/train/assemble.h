@@ -3,8 +3,10 @@
 
 #include <memory>
 
+#include "comm/world.h"
 #include "config/config.h"
 #include "data/corpus.h"
+#include "hf/model.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 
@@ -16,5 +18,9 @@ std::unique_ptr<Optimizer> make_optimizer(const Config& config);
 ScheduleOptions schedule_options(const Config& config);
 /// Local.
 CorpusOptions corpus_options(const Config& config);
+/// Local. Backend and patience.
+WorldOptions world_options(const Config& config);
+/// Local.
+HfModel hf_model(const Config& config);
 
 }  // namespace meshard

@@ -28,6 +28,11 @@ double plain_nan(double value) {
   return std::isnan(value) ? std::abs(value) : value;
 }
 
+std::string norm_text(double norm) {
+  auto plain = plain_nan(norm);
+  return plain >= 1e6 ? fmt::format("{:.2e}", plain) : fmt::format("{:.2f}", plain);
+}
+
 std::string rate_text(double tokens_per_s) {
   return tokens_per_s < 1e4 ? fmt::format("{:.0f}", tokens_per_s) : fmt::format("{:.1f}k", tokens_per_s / 1e3);
 }
@@ -90,9 +95,7 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   auto tokens_per_s = tokens_per_step / (ms.max / 1e3);
   auto tflops = tokens_per_s * flops_per_token_ / world_.size() / 1e12;
 
-  Json line{{"step", record.step},
-            {"tokens", record.step * config_.train.global_batch_size * config_.train.seq_len},
-            {"loss", record.loss}};
+  Json line{{"step", record.step}, {"tokens", record.samples * config_.train.seq_len}, {"loss", record.loss}};
   if (byte_data_) line["bits_per_byte"] = record.loss / std::log(2.0);
   line["grad_norm"] = record.grad_norm;
   line["lr"] = record.lr;
@@ -104,7 +107,7 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   line["data_ms"] = record.data_seconds * 1e3;
   line["comm_ms"] = traffic.seconds() * 1e3;
   line["comm_bytes"] = traffic_json(traffic);
-  line["checkpoint_stall_ms"] = 0.0;
+  line["checkpoint_stall_ms"] = record.stall_seconds * 1e3;
   if (record.balance) line["moe"] = balance_json(*record.balance);
   line["nonfinite"] = record.nonfinite;
   if (config_.regression.fault != "none") line["fault"] = config_.regression.fault;
@@ -145,13 +148,14 @@ std::string Metrics::step_line(const StepRecord& record, double step_ms, double 
     balance = fmt::format(" | max vio {:.2f}", worst.max_vio);
   }
   auto eta = clock_text(seconds_per_step_ * static_cast<double>(config_.train.steps - record.step));
-  return fmt::format("step {}/{} | loss {:.4f}{} | norm {:.2f}{} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}",
-                     record.step, config_.train.steps, plain_nan(record.loss), bpb, plain_nan(record.grad_norm),
-                     balance, record.lr, step_ms, rate_text(tokens_per_s), eta);
+  return fmt::format("step {}/{} | loss {:.4f}{} | norm {}{} | lr {:.1e} | {:.0f} ms | {} tok/s | ETA {}", record.step,
+                     config_.train.steps, plain_nan(record.loss), bpb, norm_text(record.grad_norm), balance, record.lr,
+                     step_ms, rate_text(tokens_per_s), eta);
 }
 
 void Metrics::evaluation(std::int64_t step, double loss) {
   Json line{{"step", step}, {"eval_loss", loss}};
+  if (config_.regression.fault != "none") line["fault"] = config_.regression.fault;
   if (byte_data_) line["eval_bits_per_byte"] = loss / std::log(2.0);
   append_together(line);
   log_.print(fmt::format("eval {}/{} | loss {:.4f}{}", step, config_.train.steps, loss,

@@ -18,13 +18,15 @@ namespace meshard {
 
 /// What the trainer knows of one step. Seconds are this rank's.
 struct StepRecord {
-  std::int64_t step = 0;  ///< steps done, this one included
-  double loss = 0.0;      ///< mean over the tokens of the global batch
+  std::int64_t step = 0;     ///< steps done, this one included
+  std::int64_t samples = 0;  ///< consumed so far
+  double loss = 0.0;         ///< mean over the tokens of the global batch
   double grad_norm = 0.0;
   std::vector<std::pair<std::string, double>> unit_norms;  ///< logged with logging.per_layer
   double lr = 0.0;
   double seconds = 0.0;
   double data_seconds = 0.0;
+  double stall_seconds = 0.0;  ///< waited for checkpoints since the step before
   std::vector<std::string> nonfinite;
   std::optional<StepBalance> balance;  ///< with experts
 };

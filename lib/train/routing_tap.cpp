@@ -33,15 +33,16 @@ void check_length(const std::string& file, const Config& config) {
 
 std::unique_ptr<RoutingTap> open_replay(const Config& config) {
   if (auto& file = config.regression.record_routing) {
-    auto folder = std::filesystem::absolute(*file).parent_path();
-    if (!std::filesystem::is_directory(folder)) {
-      throw ConfigError(fmt::format(
-          "regression.record_routing: cannot write {}: there is no folder {}; make it, or choose another file", *file,
-          folder.string()));
+    auto problem = recording_problem(*file, routing_shape(config));
+    if (!problem.empty()) {
+      throw ConfigError(fmt::format("regression.record_routing: {}; choose another file", problem));
     }
   }
   auto& file = config.regression.replay_routing;
   if (!file) return nullptr;
+  if (std::filesystem::exists(*file) && !std::filesystem::is_regular_file(*file)) {
+    refuse_replay(fmt::format("{} is no regular file", *file));
+  }
   try {
     auto tap = replay_routing(*file, routing_shape(config));
     check_length(*file, config);

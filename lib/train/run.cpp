@@ -10,14 +10,15 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "checkpoint/file_system.h"
 #include "plan/assemble.h"
 #include "plan/plan.h"
 #include "sharding/audit.h"
 #include "sharding/model_hash.h"
 #include "train/assemble.h"
-#include "train/faults.h"
 #include "train/initialise.h"
 #include "train/routing_tap.h"
+#include "train/sharded_model.h"
 #include "train/startup.h"
 
 namespace meshard {
@@ -66,27 +67,59 @@ double flops_per_token(const Config& config, std::int64_t parameters) {
   return 6.0 * static_cast<double>(parameters - embedding) + attention;
 }
 
-// The model, sharded and initialised. The context refers to the model, so it goes first.
-struct ShardedModel {
-  Model model;
-  std::unique_ptr<ShardingContext> context;
-};
+// Before the folder, as --overwrite removes what is in it.
+void check_sources(const RunOptions& options, const std::filesystem::path& run_folder) {
+  namespace fs = std::filesystem;
+  auto check = [&](const char* option, const std::optional<fs::path>& source, bool weights_only) {
+    if (!source) return;
+    bool holds = fs::exists(*source / ".metadata") || fs::exists(*source / "checkpoints") ||
+                 (weights_only && fs::exists(*source / "config.json"));
+    if (!holds) {
+      throw ConfigError(fmt::format("{} {}: there is no checkpoint; expected its folder, a run's folder{}", option,
+                                    source->string(), weights_only ? " or a Hugging Face folder" : ", auto or none"));
+    }
+    auto inside = fs::weakly_canonical(*source).lexically_relative(fs::weakly_canonical(run_folder));
+    if (options.overwrite && !inside.empty() && *inside.begin() != "..") {
+      throw ConfigError(fmt::format("{} {} lies in the run folder that --overwrite empties; choose another --run-dir",
+                                    option, source->string()));
+    }
+  };
+  check("--resume", options.resume_from, false);
+  check("--init-from", options.init_from, true);
+}
 
-ShardedModel shard_and_initialise(const Config& config, Mesh& mesh) {
-  bool meta = config.init.device == InitConfig::Device::Meta;
-  ShardedModel sharded;
-  ExpertParallel parallel{config.parallel.expert, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)};
-  sharded.model = build_model(config, meta ? at::kMeta : at::kCPU, parallel);
-  auto& lm = *sharded.model.lm;
-  if (!meta) initialise_whole(lm, config.run.seed);
-  sharded.context = std::make_unique<ShardingContext>(lm, mesh, config.parallel.prefetch);
-  for (auto& unit : model_units(sharded.model)) {
-    sharded.context->fully_shard(*unit.module, shard_options(config, unit));
+std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOptions& options, const RunFolder& folder,
+                                                       const TrainingParts& parts, Log& log) {
+  auto& files = posix_file_system();
+  std::optional<LoadedCheckpoint> loaded;
+  if (options.resume_from) {
+    loaded = resume_from(world, files, *options.resume_from, parts);
+  } else if (options.resume == Resume::Auto) {
+    loaded = resume_newest(world, files, folder.checkpoints(), parts);
   }
-  strike_at_start(fault_of(config.regression.fault), lm, scalar_type(config.precision.param));
-  if (meta) initialise_sharded(*sharded.context, config.run.seed);
-  if (config.regression.guards) audit_initialisation(*sharded.context);
-  return sharded;
+  bool resumes = loaded.has_value();
+  if (!loaded && options.init_from) loaded = load_weights(world, files, *options.init_from, parts);
+  if (!loaded) return {};
+  log.print(resumes ? fmt::format("resuming after step {} from {}", loaded->progress.step, loaded->folder.string())
+                    : fmt::format("weights from {}", loaded->folder.string()));
+  if (!loaded->notes.empty()) log.print(loaded->notes);
+  return loaded;
+}
+
+// Weights for the model: loaded or first ones, audited. Returns how far the run has come.
+Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, const TrainingParts& parts, Log& log) {
+  auto loaded = load_what_is_asked_for(world, options, folder, parts, log);
+  if (!loaded && parts.config.init.device == InitConfig::Device::Meta) {
+    initialise_sharded(parts.context, parts.config.run.seed);
+  }
+  if (parts.config.regression.guards) loaded ? audit_load(parts.context) : audit_initialisation(parts.context);
+  auto progress = loaded ? loaded->progress : Progress{};
+  auto cut = together(world, [&] { return world.rank() == 0 ? folder.cut_metrics_after(progress.step) : 0; });
+  if (folder.used() && !loaded) {
+    log.print(fmt::format("{} holds no checkpoint: starting at step 1", folder.path().string()));
+  }
+  if (cut > 0) log.print(fmt::format("{} lines of later steps left metrics.jsonl: they will be done again", cut));
+  return progress;
 }
 
 Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
@@ -114,26 +147,41 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   // Before the folder: what cannot train must not cost an earlier run its results.
   auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
   auto tap = together(world, [&] { return open_replay(config); });
+  together(world, [&] {
+    if (world.rank() == 0) check_sources(options, folder_of(config, options));
+    return 0;
+  });
   RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
   together(world, [&] {
     if (world.rank() == 0) {
       log.tee(folder.log());
-      RunFolder::write_file(folder.config(), resolved);
     }
     return 0;
   });
   if (config.regression.fault != "none") {
     log.print(fmt::format("FAULT ON: {} (regression.fault): this run is wrong on purpose", config.regression.fault));
   }
-  if (!folder.note().empty()) log.print(folder.note());
+  if (!config.regression.guards) {
+    log.print("guards are OFF (regression.guards): a value that is not finite, or replicas that part, stop nothing");
+  }
+  if (tap) log.print(fmt::format("routing is replayed from {}", *config.regression.replay_routing));
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto plan = make_plan(config, world.size());
   if (!tap) tap = start_recording(world, config);
-  auto [model, context] = shard_and_initialise(config, mesh);
+  auto [model, context] = shard_model(config, mesh);
+  auto optimizer = make_optimizer(config);
+  TrainingParts parts{config, *context, *optimizer};
+  Checkpoints checkpoints(world, log, posix_file_system(), folder.checkpoints(), parts);
+  auto progress = begin_run(world, options, folder, parts, log);
+  together(world, [&] {  // not before a refused resume
+    if (world.rank() == 0) RunFolder::write_file(folder.config(), resolved);
+    return 0;
+  });
+  checkpoints.began_from(options.resume_from ? 0 : progress.step);
   std::optional<Balance> balance;
   if (model.moe) {
     model.moe->pass().tap = tap.get();
@@ -145,13 +193,18 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
     return std::make_unique<Metrics>(world, log, config, folder.metrics(), corpus->is_bytes(),
                                      flops_per_token(config, plan.active_parameters));
   });
-  StartupFacts facts{plan, corpus->describe(), resolved, model_hash(*context), world.ledger()};
+  StartupFacts facts{plan, corpus->describe(), resolved, model_hash(*context), world.ledger(), progress.step};
   log.print(startup_text(world, facts));
   metrics->header(startup_json(world, facts));
 
-  Trainer trainer(config, *model.lm, *context, batches, *metrics, stop, balance ? &*balance : nullptr, tap.get());
+  Trainer trainer(
+      config,
+      {*model.lm, *context, *optimizer, batches, *metrics, stop, checkpoints, balance ? &*balance : nullptr, tap.get()},
+      progress);
   auto outcome = train_to_the_end(trainer, *metrics, options.progress);
-  if (outcome.exit_code == kExitDone) log.print(fmt::format("done: results lie in {}", folder.path().string()));
+  if (outcome.exit_code == kExitDone) {
+    log.print(fmt::format("{}: results lie in {}", outcome.reason, folder.path().string()));
+  }
   return outcome;
 }
 

@@ -15,6 +15,8 @@ namespace meshard {
 
 struct RunOptions {
   Resume resume = Resume::None;
+  std::optional<std::filesystem::path> resume_from;  ///< a checkpoint, or another run's folder
+  std::optional<std::filesystem::path> init_from;    ///< weights only: a checkpoint or a Hugging Face folder
   bool overwrite = false;
   bool progress = false;                         ///< a progress line instead of one line per logged step
   std::optional<std::filesystem::path> run_dir;  ///< default: run.dir / run.name

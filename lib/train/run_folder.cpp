@@ -124,21 +124,22 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
                                   path_.string(), failed.message()));
   }
   take_lock();
-  bool used = fs::exists(metrics());
+  bool used = fs::exists(metrics()) || fs::exists(checkpoints());
   if (used && overwrite) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
-    fs::remove_all(dump());
+    for (auto& folder : {dump(), checkpoints()}) fs::remove_all(folder);
   } else if (used && resume == Resume::None) {
     throw ConfigError(
         fmt::format("the run folder {} holds an earlier run: choose another run.name or --run-dir, "
-                    "or pass --overwrite to start it anew",
+                    "pass --resume auto to continue it, or --overwrite to start it anew",
                     path_.string()));
   }
-  if (used && !overwrite && fs::is_regular_file(metrics())) {
-    note_ = fmt::format("{} holds no checkpoint: starting at step 1; {} lines of earlier steps left its metrics.jsonl",
-                        path_.string(), cut_steps_after(metrics(), 0));
-  }
+  used_ = used && !overwrite;
   fs::create_directories(dump());
+}
+
+int RunFolder::cut_metrics_after(std::int64_t step) {
+  return fs::is_regular_file(metrics()) ? cut_steps_after(metrics(), step) : 0;
 }
 
 void RunFolder::take_lock() {

@@ -4,6 +4,7 @@
 //   config.yaml    the resolved config; can be run again as it is
 //   metrics.jsonl  a line per logged step
 //   log.txt        what rank 0 printed
+//   checkpoints/   step-00000100/ ...
 //   dump/          rings and hang summaries
 //   lock           who is running here: host, pid, start time; removed at the end
 //   STOP           made by the user, also before the start, to ask the run to stop; removed when honoured
@@ -33,11 +34,15 @@ class RunFolder {
   RunFolder& operator=(const RunFolder&) = delete;
 
   const std::filesystem::path& path() const { return path_; }
-  /// What a user should know of a folder that was used before; empty if it was not. Rank 0's.
-  const std::string& note() const { return note_; }
+  /// Whether an earlier part of this run, or another one, left its metrics here. Rank 0's.
+  bool used() const { return used_; }
+  /// Local, for rank 0. Leaves the lines of later steps out of metrics.jsonl, as they will be done again; returns how
+  /// many. Does nothing without the file.
+  int cut_metrics_after(std::int64_t step);
   std::filesystem::path config() const { return path_ / "config.yaml"; }
   std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
   std::filesystem::path log() const { return path_ / "log.txt"; }
+  std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
   std::filesystem::path dump() const { return path_ / "dump"; }
   std::filesystem::path stop() const { return path_ / "STOP"; }
 
@@ -50,7 +55,7 @@ class RunFolder {
   void release_lock();
 
   std::filesystem::path path_;
-  std::string note_;
+  bool used_ = false;
   bool owns_lock_ = false;
 };
 

@@ -50,7 +50,6 @@ std::string startup_text(World& world, const StartupFacts& facts) {
       human_bytes(bytes.main_weights), human_bytes(bytes.parameters), human_bytes(bytes.main_grads),
       human_bytes(bytes.optimizer), human_bytes(bytes.unsharded_peak), human_bytes(bytes.activations),
       human_bytes(bytes.total()));
-  if (plan.config.checkpoint.interval > 0) text += "checkpoints  none: this version does not write them\n";
   return text + "config\n" + facts.resolved_config;
 }
 
@@ -74,9 +73,11 @@ Json startup_json(World& world, const StartupFacts& facts) {
               {"active_parameters", facts.plan.active_parameters},
               {"config_hash", fmt::format("{:016x}", hash_text(facts.resolved_config))},
               {"model_hash", fmt::format("{:016x}", facts.model_hash)},
+              {"steps_done", facts.steps_done},
               {"startup_comm_bytes", traffic_json(facts.start_traffic)}};
   auto& fault = facts.plan.config.regression.fault;
   if (fault != "none") header["fault"] = fault;
+  if (auto& file = facts.plan.config.regression.replay_routing) header["replay_routing"] = *file;
   return header;
 }
 

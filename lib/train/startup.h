@@ -15,6 +15,7 @@ struct StartupFacts {
   std::string resolved_config;
   std::uint64_t model_hash = 0;
   const Ledger& start_traffic;  ///< collectives before the first step
+  std::int64_t steps_done = 0;  ///< by earlier parts of this run
 };
 
 /// Local. Versions, mesh, ranks, parameters, bytes per rank by purpose, the resolved config.

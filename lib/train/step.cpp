@@ -30,8 +30,8 @@ double sum_over_ranks(World& world, double value) {
 StepRecord Trainer::step() {
   auto begin = Clock::now();
   StepRecord record;
-  record.step = steps_done_ + 1;
-  record.lr = learning_rate(schedule_, steps_done_);
+  record.step = progress_.step + 1;
+  record.lr = lr_ = learning_rate(schedule_, progress_.step);
 
   auto microbatches = config_.accumulation_steps(world_.size());
   double loss = 0.0;
@@ -51,11 +51,14 @@ StepRecord Trainer::step() {
   }
   if (record.nonfinite.empty()) {
     clip_gradients(context_, norm, config_.train.max_grad_norm);
-    optimizer_->step(context_.flat_shards(), record.lr);
+    optimizer_.step(context_.flat_shards(), record.lr);
     context_.refresh_weights();
   }
   context_.zero_grad();
-  ++steps_done_;
+  ++progress_.step;
+  progress_.samples += config_.train.global_batch_size;
+  record.samples = progress_.samples;
+  record.stall_seconds = checkpoints_.take_stall();
 
   if (config_.logging.per_layer) {
     for (std::size_t i = 0; i < norm.unit_squares.size(); ++i) {
@@ -69,7 +72,7 @@ StepRecord Trainer::step() {
 // Returns this rank's share of the loss, scaled so that the mean over ranks of the sum over microbatches is the loss.
 double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record) {
   auto begin = Clock::now();
-  auto first = steps_done_ * config_.train.global_batch_size;
+  auto first = progress_.samples;
   auto batch = batches_.train(first, microbatch);
   record.data_seconds += seconds_since(begin);
 

@@ -14,6 +14,7 @@
 #include "sharding/context.h"
 #include "sharding/gradient_norm.h"
 #include "train/batches.h"
+#include "train/checkpoints.h"
 #include "train/metrics.h"
 #include "train/stop.h"
 
@@ -25,12 +26,24 @@ struct Outcome {
   std::string reason;
 };
 
+/// What a trainer works with; all of it must outlive the trainer. The model is sharded by `context` and has its
+/// weights.
+struct TrainerParts {
+  CausalLM& model;
+  ShardingContext& context;
+  Optimizer& optimizer;
+  const Batches& batches;
+  Metrics& metrics;
+  StopRequests& stop;
+  Checkpoints& checkpoints;
+  Balance* balance = nullptr;  ///< null: a dense model
+  RoutingTap* tap = nullptr;   ///< the one that the MoE layers use, if routing is recorded or replayed
+};
+
 class Trainer {
  public:
-  /// Local. Everything passed must outlive the trainer; the model is sharded by `context` and initialised. `balance`
-  /// is null for a dense model; `tap`, if not null, is the one that the model's MoE layers use.
-  Trainer(const Config& config, CausalLM& model, ShardingContext& context, const Batches& batches, Metrics& metrics,
-          StopRequests& stop, Balance* balance = nullptr, RoutingTap* tap = nullptr);
+  /// Local. `begin`: how far an earlier part of the run came.
+  Trainer(const Config& config, const TrainerParts& parts, const Progress& begin = {});
 
   /// Collective over world. Trains to train.steps or until a stop is agreed. `progress`: lines replace each other.
   /// Throws on every rank, unless the guards are off: NonFiniteError naming the tensors (health.on_nonfinite: stop),
@@ -43,27 +56,31 @@ class Trainer {
   /// Collective over world. Mean loss over the held-out windows. Nothing if a stop was agreed meanwhile.
   std::optional<double> evaluate();
 
-  std::int64_t steps_done() const { return steps_done_; }
+  std::int64_t steps_done() const { return progress_.step; }
 
  private:
   double forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record);
   void check_health(const StepRecord& record);
   bool due(std::int64_t interval) const;
   std::optional<Outcome> evaluate_if_due();
-  Outcome stopped(const std::string& reason) const;
+  Outcome done_before();
+  void checkpoint_if_due();
+  Outcome stopped(const std::string& reason);
 
   const Config& config_;
   CausalLM& model_;
   ShardingContext& context_;
   World& world_;
+  Optimizer& optimizer_;
   const Batches& batches_;
   Metrics& metrics_;
   StopRequests& stop_;
+  Checkpoints& checkpoints_;
   Balance* balance_;
   RoutingTap* tap_;
-  std::unique_ptr<Optimizer> optimizer_;
   ScheduleOptions schedule_;
-  std::int64_t steps_done_ = 0;
+  Progress progress_;
+  double lr_;  ///< of the last step
 };
 
 }  // namespace meshard

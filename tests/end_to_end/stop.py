@@ -1,27 +1,34 @@
 #!/usr/bin/env python3
-"""Requests to stop, however and whenever they come, end the run in order. Without checkpoints that is exit code 70."""
+"""Requests to stop, however and whenever they come, end the run in order, with a checkpoint, and with exit code 75."""
 import os
 import signal
 import time
 
 from harness import (Metrics, case, expect, is_running, main, says_once, scratch, start_training, steps_logged,
                      training, until, write_text_corpus)
+from saved import steps_saved
 
 ENDLESS = {"train.steps": 1000000, "train.eval_interval": 0}
 
 
-def expect_stopped(name, run, folder, limit=40):
-    """`run` has been asked to stop and does."""
+def expect_stopped(name, run, folder, limit=40, saves=True):
+    """`run` has been asked to stop and does; saves=False: with checkpoint.on_stop: false."""
     begin = time.monotonic()
     run.wait(limit)
     seconds = time.monotonic() - begin
-    expect(f"{name}: ends ({seconds:.1f} s) with exit code 70", run.code == 70, run)
-    expect(f"{name}: says once that nothing was saved", says_once(run, "nothing was saved"), run)
     metrics = Metrics(folder)
+    last = metrics.steps[-1]["step"] if metrics.steps else 0
+    code = 75 if saves or not last else 70
+    what = ("there was nothing to save" if not last else "its checkpoint is complete" if saves
+            else r"checkpoint\.on_stop is false, so all of it is lost")
+    expect(f"{name}: ends ({seconds:.1f} s) with exit code {code}", run.code == code, run)
+    expect(f"{name}: says once /{what}/", says_once(run, what), run)
+    saved = steps_saved(folder)
+    expect(f"{name}: the checkpoint is of the last step, {last}", saved == ([last] if saves and last else []), saved)
     end = metrics.ends[-1] if metrics.ends else {}
     expect(f"{name}: metrics.jsonl ends with an end line", metrics.ends and metrics.lines[-1] == {"end": end}, run)
-    expect(f"{name}: it has exit, step and reason", end.get("exit") == 70 and end.get("reason")
-           and end.get("step") == (metrics.steps[-1]["step"] if metrics.steps else 0), end)
+    expect(f"{name}: it has exit, step and reason", end.get("exit") == code and end.get("reason")
+           and end.get("step") == last, end)
     expect(f"{name}: the lock is gone", not (folder / "lock").exists(), run)
     return metrics
 
@@ -72,6 +79,16 @@ def stop_file():
 
 
 @case
+def without_a_checkpoint():
+    """Catches: checkpoint.on_stop: false that saves, or ends with the code that asks to be started again."""
+    folder = scratch("run")
+    run = start_training(folder, 2, values={**ENDLESS, "checkpoint.on_stop": "false"})
+    until(lambda: steps_logged(folder) >= 3, 90, "step 3", run)
+    (folder / "STOP").touch()
+    expect_stopped("on_stop: false", run, folder, saves=False)
+
+
+@case
 def time_limit():
     """Catches: train.max_minutes read in other units, or looked at on one rank only."""
     folder = scratch("run")
@@ -96,7 +113,7 @@ def during_start_up():
     until(lambda: is_running("mpirun", folder), 30, "mpirun", run)
     run.send(signal.SIGTERM)
     run.wait(60)
-    expect("TERM at once: ends with 70 or 75", run.code in (70, 75), run)
+    expect("TERM at once: ends with exit code 75", run.code == 75, run)
     expect("TERM at once: no lock is left", not (folder / "lock").exists(), run)
 
 
@@ -129,7 +146,7 @@ def repeated_and_late():
     (folder).mkdir()
     (folder / "STOP").touch()
     run = training(folder, 2, values={"train.steps": 2})
-    expect("a STOP file that is there at the start: exit code 70", run.code == 70, run)
+    expect("a STOP file that is there at the start: exit code 75", run.code == 75, run)
     expect("a STOP file that is there at the start: no step was taken", not Metrics(folder).steps, run)
     expect("a STOP file that is there at the start: removed", not (folder / "STOP").exists(), run)
 

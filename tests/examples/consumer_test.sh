@@ -18,4 +18,5 @@ cp -r "$source/tests/examples/consumer" "$work/consumer"
 cmake -S "$work/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release
 cmake --build "$work/build"
 "$source/tests/support/mpirun.sh" 2 "$work/build/consumer"
+"$source/tests/support/mpirun.sh" 3 "$work/build/save_load" "$work/saved"
 echo "ok: consumer"

@@ -37,6 +37,7 @@ struct Run {
         mesh(world, mesh_shape(config, world.size())),
         model(build_model(config, at::kMeta, {ep, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)})),
         context(*model.lm, mesh),
+        optimizer(make_optimizer(config)),
         corpus(open_corpus(corpus_options(config))),
         batches(*corpus, config, world),
         log(false),
@@ -48,7 +49,9 @@ struct Run {
   }
 
   std::string message_of_its_end() {
-    Trainer trainer(config, *model.lm, context, batches, metrics, stop, &balance);
+    Checkpoints checkpoints(world, log, posix_file_system(), std::filesystem::path(test_folder()) / "checkpoints",
+                            {config, context, *optimizer});
+    Trainer trainer(config, {*model.lm, context, *optimizer, batches, metrics, stop, checkpoints, &balance});
     try {
       trainer.run(false);
     } catch (const NonFiniteError& error) {
@@ -63,6 +66,7 @@ struct Run {
   Mesh mesh;
   Model model;
   ShardingContext context;
+  std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<Corpus> corpus;
   Batches batches;
   Log log;

@@ -119,7 +119,7 @@ BOOST_AUTO_TEST_CASE(ranges) {
 BOOST_AUTO_TEST_CASE(missing) {
   check_all({
       {kMinimal.substr(10), "2:1  schema: missing; expected integer 1: version of this format"},
-      {without(kMinimal, "seq_len"), "11:1  train.seq_len: missing; expected integer >= 1: tokens per sequence"},
+      {without(kMinimal, "seq_len"), "11:1  train.seq_len: missing; expected integer [1, 16777216]: tokens per sequence"},
       {without(kMinimal, "files"), "9:1  data.files: missing; type text needs a list of files or globs"},
       {with("data", "files: []"), "10:10  data.files: is empty; type text needs a list of files or globs"},
   });
@@ -205,7 +205,7 @@ BOOST_AUTO_TEST_CASE(mixture_of_experts) {
       {with_moe(", aux_loss: {coeff: 0.1}"),
        "9:75  model.moe.aux_loss.coeff: 0.1 has no effect with type none; choose type switch or sequence, or 0.0"},
       {with_moe(", capacity_factor: 0"),
-       "9:74  model.moe.capacity_factor: 0 is out of range; expected a number > 0 or null"},
+       "9:74  model.moe.capacity_factor: 0 is out of range; expected a number in (0, 1000000] or null"},
       {with_moe(", n_routed_expert: 4"),
        "9:57  model.moe.n_routed_expert: unknown key; did you mean `n_routed_experts`?"},
       {with_moe("", "expert: 3"),
@@ -236,7 +236,7 @@ train:
   run.yaml:5:3  parallel.dp_shrad: unknown key; did you mean `dp_shard`?
   run.yaml:6:11  parallel.expert: 3 needs experts, and this model is dense (no model.moe); use 1
   run.yaml:10:22  train.global_batch_size: 30 is not a multiple of micro_batch_size 4 x 4 ranks = 16; nearest: 16, 32
-  --set train.seq_len: `no` is not what this key takes; expected an integer >= 1)");
+  --set train.seq_len: `no` is not what this key takes; expected an integer in [1, 16777216])");
 }
 
 // Catches: an override that escapes the checks of the file, or is reported as the file's fault.

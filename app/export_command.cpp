@@ -1,0 +1,45 @@
+#include <iostream>
+#include <memory>
+
+#include "app/commands.h"
+#include "base/log.h"
+#include "hf/export.h"
+#include "train/assemble.h"
+#include "train/checkpoints.h"
+
+namespace meshard {
+
+namespace {
+
+struct ExportArguments {
+  std::string checkpoint, out, dtype = "fp32";
+};
+
+int export_checkpoint(const ExportArguments& arguments) {
+  auto& files = posix_file_system();
+  CheckpointReader reader(files, arguments.checkpoint);
+  ExportOptions options;
+  options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+  for (auto& warning : export_model(reader, hf_model(config_of(reader)), files, arguments.out, options)) {
+    Log::error("warning: " + warning);
+  }
+  std::cout << "exported to " << arguments.out << "\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_export(CLI::App& app, Command& run) {
+  auto arguments = std::make_shared<ExportArguments>();
+  auto* command =
+      app.add_subcommand("export", "A checkpoint as a Hugging Face folder: config.json and safetensors. No MPI.");
+  command->add_option("checkpoint", arguments->checkpoint, "Its folder")->required()->type_name("CHECKPOINT");
+  command->add_option("--out", arguments->out, "The new folder")->required()->type_name("DIR");
+  command->add_option("--dtype", arguments->dtype, "Of the weights: fp32 or bf16")
+      ->type_name("fp32|bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->footer("Example:\n  meshard export runs/quickstart/checkpoints/step-00000400 --out model --dtype bf16");
+  command->callback([arguments, &run] { run = [arguments] { return export_checkpoint(*arguments); }; });
+}
+
+}  // namespace meshard

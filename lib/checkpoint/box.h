@@ -1,0 +1,40 @@
+#pragma once
+// A box of a tensor: where it begins and how far it goes, per dimension. Pure arithmetic.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace meshard {
+
+using Shape = std::vector<std::int64_t>;
+
+struct Box {
+  Shape offsets;
+  Shape sizes;
+
+  std::int64_t numel() const;  ///< 1 for a 0-d tensor
+  bool operator==(const Box&) const = default;
+};
+
+/// Local. "[0:4, 8:16]", for messages.
+std::string to_string(const Box& box);
+
+/// Local. The box of a whole tensor.
+Box whole(const Shape& shape);
+
+/// Local. What two boxes of one tensor share; numel 0 if nothing.
+Box overlap(const Box& a, const Box& b);
+
+/// Local. Rows [begin, begin + count) of a matrix [items * rows_per_item, columns] as boxes of the tensor
+/// [items, rows_per_item, columns]: up to three, the end of one item, whole items, the begin of one. dcp.md section 4.
+std::vector<Box> boxes_of_rows(std::int64_t begin, std::int64_t count, std::int64_t rows_per_item,
+                               std::int64_t columns);
+
+/// Local. Empty if the boxes cover a tensor of this shape exactly once; else what is wrong: a box outside, two that
+/// overlap, or a place that none covers. Boxes without elements do not count. At most O(n log n) for the boxes of a
+/// cut along dimension 0, which is what files have.
+std::string tiling_problem(const Shape& shape, std::span<const Box> boxes);
+
+}  // namespace meshard

@@ -1,0 +1,250 @@
+#include "checkpoint/load.h"
+
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/crc32c.h"
+#include "checkpoint/torch_archive.h"
+
+namespace meshard {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kNewestFormat = 1;
+constexpr std::size_t kListed = 20;
+constexpr std::int64_t kVerifyBlock = 8 << 20;
+
+std::string shape_text(const Shape& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+void list(std::string& text, const char* what, const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  text += fmt::format("\n  {} {}:", names.size(), what);
+  for (std::size_t i = 0; i < std::min(kListed, names.size()); ++i) text += "\n    " + names[i];
+  if (names.size() > kListed) text += fmt::format("\n    and {} more", names.size() - kListed);
+}
+
+Box shifted(Box box, const Shape& origin) {
+  for (std::size_t d = 0; d < origin.size(); ++d) box.offsets[d] -= origin[d];
+  return box;
+}
+
+at::Tensor view_of(at::Tensor values, const Box& box) {
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    values = values.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
+  }
+  return values;
+}
+
+}  // namespace
+
+std::string Mismatch::text() const {
+  std::string text;
+  list(text, "missing in the checkpoint", missing);
+  list(text, "in the checkpoint but not wanted", unexpected);
+  list(text, "of another shape", shapes);
+  return text;
+}
+
+CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path folder)
+    : files_(files), folder_(std::move(folder)) {
+  if (folder_.extension() == ".partial") {
+    throw IoError(fmt::format("{} is no complete checkpoint: its save never ended", folder_.string()));
+  }
+  if (!files_.exists(folder_ / ".metadata")) {
+    throw IoError(fmt::format("{} is no complete checkpoint: it has no .metadata", folder_.string()));
+  }
+  auto pickled = read_file(files_, folder_ / ".metadata");
+  if (files_.exists(folder_ / "meshard.json")) read_extra(pickled);
+  metadata_ = decode_metadata(pickled, (folder_ / ".metadata").string());
+  for (auto& [key, entry] : metadata_.tensors) {
+    std::vector<Box> boxes;
+    for (auto& chunk : entry.chunks) boxes.push_back(chunk.box);
+    auto problem = tiling_problem(entry.shape, boxes);
+    if (!problem.empty()) throw IoError(fmt::format("{}: {} is not whole: {}", folder_.string(), key, problem));
+  }
+}
+
+CheckpointReader::~CheckpointReader() = default;
+
+void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
+  auto path = folder_ / "meshard.json";
+  auto bytes = read_file(files_, path);
+  auto* text = reinterpret_cast<const char*>(bytes.data());
+  extra_ = Json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
+  bool sound = extra_.is_object() && extra_.contains("format") && extra_["format"].is_number_integer() &&
+               extra_.contains("items") && extra_["items"].is_object();
+  if (!sound) throw IoError(fmt::format("{} is damaged: it is not the JSON that a checkpoint has", path.string()));
+  auto content = extra_;
+  content.erase("crc32c");
+  auto unsummed = content.dump();
+  if (extra_.value("crc32c", Json()) != crc32c(std::as_bytes(std::span(unsummed)))) {
+    throw IoError(fmt::format("{} is damaged: its checksum is not the one in it", path.string()));
+  }
+  if (extra_["format"].get<int>() > kNewestFormat) {
+    throw IoError(fmt::format("{} is of format {}, this version reads up to {}: use the version that wrote it",
+                              path.string(), extra_["format"].get<int>(), kNewestFormat));
+  }
+  if (extra_.value("metadata_crc32c", Json()) != crc32c(pickled)) {
+    throw IoError(
+        fmt::format("{} is damaged: its checksum is not the one in meshard.json", (folder_ / ".metadata").string()));
+  }
+}
+
+const ReadableFile& CheckpointReader::file(const std::string& name) const {
+  auto& file = open_[name];
+  if (!file) file = files_.open(folder_ / name);
+  return *file;
+}
+
+Mismatch CheckpointReader::compare(const StateDict& wanted, const std::string& prefix) const {
+  Mismatch mismatch;
+  std::map<std::string, const StateTensor*> tensors;
+  for (auto& tensor : wanted.tensors) tensors[tensor.key] = &tensor;
+  std::map<std::string, bool> values;
+  for (auto& value : wanted.values) values[value.key] = true;
+  for (auto& [key, tensor] : tensors) {
+    auto found = metadata_.tensors.find(key);
+    if (found == metadata_.tensors.end()) {
+      mismatch.missing.push_back(key);
+    } else if (found->second.shape != tensor->shape) {
+      mismatch.shapes.push_back(fmt::format("{}: {} in the checkpoint, {} wanted", key, shape_text(found->second.shape),
+                                            shape_text(tensor->shape)));
+    }
+  }
+  for (auto& [key, _] : values) {
+    if (!metadata_.values.contains(key)) mismatch.missing.push_back(key);
+  }
+  for (auto& [key, _] : metadata_.tensors) {
+    if (key.starts_with(prefix) && !tensors.contains(key)) mismatch.unexpected.push_back(key);
+  }
+  for (auto& [key, _] : metadata_.values) {
+    if (key.starts_with(prefix) && !values.contains(key)) mismatch.unexpected.push_back(key);
+  }
+  std::ranges::sort(mismatch.missing);
+  std::ranges::sort(mismatch.unexpected);
+  return mismatch;
+}
+
+void CheckpointReader::read(const StateTensor& into) const {
+  auto& entry = metadata_.tensors.at(into.key);
+  for (auto& piece : into.pieces) {
+    auto host =
+        piece.values.is_cpu() ? piece.values : at::empty(piece.values.sizes(), piece.values.options().device(at::kCPU));
+    for (auto& chunk : entry.chunks) {
+      auto shared = overlap(piece.box, chunk.box);
+      if (shared.numel() == 0) continue;
+      auto what = fmt::format("{} of {}", into.key, (folder_ / chunk.place.file).string());
+      auto& data = file(chunk.place.file);
+      auto item = read_tensor_item(data, chunk.place, what);
+      if (item.sizes != chunk.box.sizes || item.dtype != entry.dtype) {
+        throw IoError(fmt::format("{}: the item is {} of {}, .metadata says {} of {}", what, shape_text(item.sizes),
+                                  c10::toString(item.dtype), shape_text(chunk.box.sizes), c10::toString(entry.dtype)));
+      }
+      read_box(data, item, shifted(shared, chunk.box.offsets), view_of(host, shifted(shared, piece.box.offsets)), what);
+    }
+    if (!host.is_same(piece.values)) piece.values.copy_(host);
+  }
+}
+
+void CheckpointReader::read(const StateDict& into) const {
+  for (auto& tensor : into.tensors) {
+    if (metadata_.tensors.contains(tensor.key)) read(tensor);
+  }
+}
+
+pickle::Value CheckpointReader::read_value(const std::string& key) const {
+  auto found = metadata_.values.find(key);
+  if (found == metadata_.values.end()) throw IoError(fmt::format("{} has no {}", folder_.string(), key));
+  auto& place = found->second;
+  return read_value_item(file(place.file), place, fmt::format("{} of {}", key, (folder_ / place.file).string()));
+}
+
+// -- verify -----------------------------------------------------------------------------------------------------------
+
+namespace {
+
+struct ListedItem {
+  const std::string* key;
+  const ItemPlace* place;
+  bool is_tensor;
+};
+
+std::string check_sum(const ReadableFile& file, const ItemPlace& place, std::uint32_t expected) {
+  std::vector<std::byte> block(std::min(place.length, kVerifyBlock));
+  std::uint32_t sum = 0;
+  for (std::int64_t done = 0; done < place.length;) {
+    auto count = std::min<std::int64_t>(place.length - done, std::ssize(block));
+    std::span part(block.data(), static_cast<std::size_t>(count));
+    file.read(place.offset + done, part);
+    sum = crc32c(part, sum);
+    done += count;
+  }
+  return sum == expected
+             ? ""
+             : fmt::format("checksum {:08x}, {:08x} when it was written: its bytes have changed", sum, expected);
+}
+
+}  // namespace
+
+std::vector<std::string> CheckpointReader::verify(int part, int parts) const {
+  std::vector<ListedItem> items;
+  for (auto& [key, entry] : metadata_.tensors) {
+    for (auto& chunk : entry.chunks) items.push_back({&key, &chunk.place, true});
+  }
+  for (auto& [key, place] : metadata_.values) items.push_back({&key, &place, false});
+
+  std::map<std::pair<std::string, std::int64_t>, std::pair<std::int64_t, std::uint32_t>> sums;
+  if (!extra_.is_null()) {
+    for (auto& [name, rows] : extra_["items"].items()) {
+      for (auto& row : rows) sums[{name, row.at(0)}] = {row.at(1), row.at(2)};
+    }
+  }
+  std::vector<std::string> problems;
+  std::set<std::string> unreadable;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    if (static_cast<int>(i % static_cast<std::size_t>(parts)) != part) continue;
+    auto& [key, place, is_tensor] = items[i];
+    auto what = fmt::format("{} of {}", *key, (folder_ / place->file).string());
+    if (unreadable.contains(place->file)) continue;
+    try {
+      file(place->file);
+    } catch (const IoError& error) {  // told once, not for each of its items
+      unreadable.insert(place->file);
+      problems.push_back(error.what());
+      continue;
+    }
+    try {
+      auto& data = file(place->file);
+      auto listed = sums.find({place->file, place->offset});
+      std::string problem;
+      if (!extra_.is_null() && (listed == sums.end() || listed->second.first != place->length)) {
+        problem = "meshard.json does not list it";
+      } else if (!extra_.is_null()) {
+        problem = check_sum(data, *place, listed->second.second);
+      }
+      if (!problem.empty()) {
+        problems.push_back(fmt::format("{}: {}", what, problem));
+        continue;
+      }
+      // Values, and what is not a model's or an optimizer's, may be anything that Python can pickle.
+      bool ours = key->starts_with("model.") || key->starts_with("optimizer.");
+      if (is_tensor && ours) read_tensor_item(data, *place, what);
+      if (place->offset + place->length > data.size()) problems.push_back(what + ": it ends beyond its file");
+    } catch (const std::exception& error) {
+      std::string text = error.what();
+      problems.push_back(text.find(*key) == std::string::npos ? fmt::format("{}: {}", what, text) : text);
+    }
+  }
+  return problems;
+}
+
+}  // namespace meshard

@@ -1,0 +1,92 @@
+#pragma once
+// The checkpoints of a training run: when they are written, and which one a run begins from. dcp.md, contract.md
+// section 5.
+
+#include <optional>
+#include <string>
+
+#include "base/log.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "checkpoint/store.h"
+#include "config/config.h"
+#include "optim/optimizer.h"
+#include "sharding/context.h"
+
+namespace meshard {
+
+/// How far a run is. The data position is samples, as the batch size may change between two parts of a run.
+struct Progress {
+  std::int64_t step = 0;
+  std::int64_t samples = 0;
+};
+
+/// What checkpoints are made of and loaded into; all of it must outlive them.
+struct TrainingParts {
+  const Config& config;
+  ShardingContext& context;
+  Optimizer& optimizer;
+};
+
+class Checkpoints {
+ public:
+  /// Collective over world. Rank 0 clears what killed saves left behind.
+  Checkpoints(World& world, Log& log, FileSystem& files, const std::filesystem::path& root, const TrainingParts& parts);
+
+  /// Collective over world. Saves, or with checkpoint.async starts to; a save in flight is finished first. `now`: the
+  /// checkpoint is complete on return. Throws on every rank if a save fails (checkpoint.on_error: stop), or logs it and
+  /// goes on. Nothing happens if the step's checkpoint is there already.
+  void save(const Progress& progress, double lr, bool now = false);
+  /// Collective over world (control). Commits a save in flight that every rank has written. Errors as save().
+  void poll();
+  /// Collective over world. Waits for the save in flight. Errors as save().
+  void finish();
+
+  /// Step of the newest complete checkpoint of this run, 0 if none.
+  std::int64_t newest() const { return newest_; }
+  /// Says that the run began from this step's checkpoint.
+  void began_from(std::int64_t step) { newest_ = step; }
+  /// Seconds that training waited for saves since the last call.
+  double take_stall();
+
+ private:
+  template <class Work>
+  void guarded(const Work& work);
+  void committed(const std::filesystem::path& folder);
+
+  World& world_;
+  Log& log_;
+  CheckpointStore store_;
+  TrainingParts parts_;
+  Saver saver_;
+  double stall_ = 0.0;
+  std::int64_t newest_ = 0, in_flight_ = 0;
+};
+
+/// What a run began from.
+struct LoadedCheckpoint {
+  Progress progress;
+  std::filesystem::path folder;
+  std::string notes;  ///< for the log: damaged ones that were passed over, changes of the config, values converted
+};
+
+/// Collective over world. The newest complete checkpoint below `root` that verifies, loaded into the parts; none:
+/// nothing. Damaged ones are passed over, and said. Throws ConfigError, with every changed key, if it is of another
+/// model; IoError if keys or shapes do not match (checkpoint.strict), or all are damaged. The same on every rank.
+std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
+                                              const TrainingParts& parts);
+
+/// Collective over world. This checkpoint or, of a run's folder, its newest. Errors as above; damage is one.
+LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
+                             const TrainingParts& parts);
+
+/// Local. The config that a checkpoint was made with, with overrides. ConfigError for one that PyTorch wrote: it has
+/// none.
+Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
+
+/// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
+/// Hugging Face folder.
+LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
+                              const TrainingParts& parts);
+
+}  // namespace meshard

@@ -1,0 +1,51 @@
+#include "train/evaluate.h"
+
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "train/assemble.h"
+#include "train/batches.h"
+#include "train/checkpoints.h"
+#include "train/sharded_model.h"
+
+namespace meshard {
+
+namespace {
+
+// Any number of ranks will do: every one holds its part of everything.
+void shard_over_all_ranks(ParallelConfig& parallel, int ranks) {
+  parallel.dp_outer = 1;
+  parallel.dp_shard = ranks;
+  parallel.expert = 1;
+  parallel.strategy = Strategy::Fsdp;
+}
+
+}  // namespace
+
+Evaluation evaluate_checkpoint(World& world, Config config, const std::filesystem::path& checkpoint, Log& log) {
+  shard_over_all_ranks(config.parallel, world.size());
+  auto corpus = open_corpus(corpus_options(config));
+  Batches batches(*corpus, config, world);
+  if (batches.eval_rounds() == 0) {
+    throw ConfigError("nothing is held out: give data.validation_fraction and train.eval_batches");
+  }
+  Mesh mesh(world, mesh_shape(config, world.size()));
+  auto [model, context] = shard_model(config, mesh);
+  auto optimizer = make_optimizer(config);
+  auto loaded = load_weights(world, posix_file_system(), checkpoint, {config, *context, *optimizer});
+  if (!loaded.notes.empty()) log.print(loaded.notes);
+
+  c10::NoGradGuard no_grad;
+  double sum = 0.0;
+  for (std::int64_t round = 0; round < batches.eval_rounds(); ++round) {
+    auto batch = batches.eval(round);
+    sum += model.lm->loss(batch.ids, batch.targets, 1.0).item<double>();
+  }
+  auto total = at::full({1}, sum, at::kDouble);
+  world.control().all_reduce(total, ReduceOp::Sum, {"loss", true}).wait();
+  return {total.item<double>() / static_cast<double>(batches.eval_tokens()), batches.eval_tokens(), corpus->is_bytes()};
+}
+
+}  // namespace meshard

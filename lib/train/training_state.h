@@ -1,0 +1,18 @@
+#pragma once
+// Everything that a resumed run needs besides its config, under the keys that Python's get_model_state_dict and
+// get_optimizer_state_dict use. dcp.md section 4.
+
+#include "checkpoint/sharded_state.h"
+#include "config/config.h"
+#include "optim/optimizer.h"
+
+namespace meshard {
+
+/// Local. The model's weights and persistent buffers; the optimizer's state, views of its own tensors; and its
+/// parameter groups as PyTorch knows them. The optimizer must have been allocated.
+StateDict training_state(const ShardingContext& context, const Optimizer& optimizer, const Config& config, double lr);
+
+/// Local. The optimizer's step count as the loaded state has it: reading fills the tensors that training_state() made.
+std::int64_t optimizer_steps(const StateDict& state);
+
+}  // namespace meshard

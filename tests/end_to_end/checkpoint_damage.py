@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Checkpoints that are damaged, that found no room, or whose writers were killed: the one before them is good."""
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import time
+
+from harness import (Metrics, Skip, case, expect, main, processes, says_once, scratch, start_training, training,
+                     until)
+from saved import AUTO, CONSTANT, checkpoint, convert, data_of, steps_saved
+
+VALUES = {**CONSTANT, "train.steps": 2, "checkpoint.interval": 1}
+FILE = "__1_0.distcp"
+
+
+def crc32c(data):
+    """Bit by bit: for the few bytes of a .metadata file."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def edit(path, change):
+    path.write_bytes(change(path.read_bytes()))
+
+
+def edit_index(folder, old, new):
+    """Changes .metadata so that its checksum holds."""
+    text = (folder / ".metadata").read_bytes()
+    assert old in text, old
+    text = text.replace(old, new)
+    (folder / ".metadata").write_bytes(text)
+    ours = json.loads((folder / "meshard.json").read_text())
+    ours["metadata_crc32c"] = crc32c(text)
+    (folder / "meshard.json").write_text(json.dumps(ours))
+
+
+def items(folder):
+    """[offset, length, checksum] of the items of FILE."""
+    return json.loads((folder / "meshard.json").read_text())["items"][FILE]
+
+
+def flip(path, place):
+    edit(path, lambda data: data[:place] + bytes([data[place] ^ 4]) + data[place + 1:])
+
+
+def flip_in_values(folder):
+    offset, length, _ = max(items(folder), key=lambda item: item[1])
+    flip(folder / FILE, offset + length // 2)
+
+
+def flip_in_position(folder):
+    field = b'"samples":'
+    flip(folder / "meshard.json", (folder / "meshard.json").read_bytes().index(field) + len(field))
+
+
+def beyond_the_file(folder):
+    offset = items(folder)[-1][0]
+    edit_index(folder, b"J" + struct.pack("<i", offset), b"J" + struct.pack("<i", 0x7FFFFF00))
+    edit(folder / "meshard.json", lambda text: text.replace(b"[%d," % offset, b"[%d," % 0x7FFFFF00))
+
+
+class Hostile:
+    def __init__(self, witness):
+        self.witness = witness
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.witness}",)
+
+
+WITNESS = "hostile-was-here"
+
+
+def hostile(folder):
+    (folder / "meshard.json").unlink()
+    (folder / ".metadata").write_bytes(pickle.dumps(Hostile(folder.parent / WITNESS), 2))
+
+
+def without_a_row(folder):
+    ours = json.loads((folder / "meshard.json").read_text())
+    ours["items"][FILE].pop()
+    (folder / "meshard.json").write_text(json.dumps(ours))
+
+
+def half(data):
+    return data[:len(data) // 2]
+
+
+def half_of_the_index(folder):
+    (folder / "meshard.json").unlink()
+    edit(folder / ".metadata", half)
+
+
+def is_copy(folder, original):
+    """The same data, and an index that is whole. It names its folder, so that it is not the same one."""
+    try:
+        ours, theirs = (json.loads((which / "meshard.json").read_text()) for which in (folder, original))
+        index = (folder / ".metadata").read_bytes()
+    except (OSError, ValueError):
+        return False
+    same = all(ours[key] == theirs[key] for key in ("items", "step", "samples", "config"))
+    same = same and FILE.encode() in index and ours["metadata_crc32c"] == crc32c(index)
+    return same and data_of(folder) == data_of(original)
+
+
+ITEM = rf"(model|optimizer)\.[\w.]+ of \S*{re.escape(FILE)}"
+OUTSIDE = r"\.metadata: (model|optimizer)\.\S+: its data are said to lie in a file that is not one of the"
+DAMAGE = (   # what, how, what must be said
+    ("a missing file", lambda folder: (folder / FILE).unlink(), rf"cannot open \S*{re.escape(FILE)}: No such file"),
+    ("half a file", lambda folder: edit(folder / FILE, half), ITEM),
+    ("an empty file", lambda folder: edit(folder / FILE, lambda data: b""), ITEM),
+    ("a flipped bit among the values", flip_in_values, ITEM + r": checksum"),
+    ("a flipped bit in an item's head", lambda folder: flip(folder / FILE, items(folder)[0][0] + 40),
+     ITEM + r": checksum"),
+    ("half of .metadata", lambda folder: edit(folder / ".metadata", half), r"\.metadata is damaged: its checksum"),
+    ("a flipped bit in .metadata", lambda folder: flip(folder / ".metadata", 2000),
+     r"\.metadata is damaged: its checksum"),
+    ("half of .metadata, no meshard.json", half_of_the_index, r"\.metadata"),
+    ("a .metadata that would run a command", hostile, r"\.metadata[^\n]*system"),
+    ("half of meshard.json", lambda folder: edit(folder / "meshard.json", half), r"meshard\.json is damaged"),
+    ("an empty meshard.json", lambda folder: edit(folder / "meshard.json", lambda data: b""),
+     r"meshard\.json is damaged"),
+    ("a flipped bit in the data position", flip_in_position, r"meshard\.json is damaged"),
+    ("a meshard.json without an item", without_a_row, ITEM),
+    ("an item beyond the end of its file", beyond_the_file, ITEM),
+    ("an absolute path", lambda folder: edit_index(folder, FILE.encode(), b"/etc/host.co"), OUTSIDE),
+    ("a path to the folder above", lambda folder: edit_index(folder, FILE.encode(), b"../b.partial"), OUTSIDE),
+)
+
+
+@case
+def damage():
+    """Catches: damage that is loaded, or not told by name, or told by every rank and for every item; a damaged newest
+    checkpoint that hides the good one before it, or is in the way of the one that the run then saves."""
+    good = scratch("good")
+    run = training(good, 2, values=VALUES)
+    expect("two steps: exit code 0", run.code == 0 and steps_saved(good) == [1, 2], run)
+    for what, harm, pattern in DAMAGE:
+        folder = scratch("run")
+        shutil.copytree(good, folder)
+        harm(checkpoint(folder, 2))
+        elsewhere = scratch("elsewhere")
+        run = convert(checkpoint(folder, 2), elsewhere, 2, "configs/tests/tiny.yaml", {})
+        expect(f"{what}, --resume DIR: exit code 70", run.code == 70, run)
+        expect(f"{what}, --resume DIR: said once", says_once(run, "cannot be loaded") and re.search(pattern, run.err),
+               run)
+        lines = [line for line in run.err.splitlines() if str(folder) in line]
+        expect(f"{what}, --resume DIR: in a few lines, none of them twice", len(set(lines)) == len(lines) <= 41, run)
+        expect(f"{what}, --resume DIR: nothing was trained", not Metrics(elsewhere).steps, run)
+        run = training(folder, 2, values=VALUES, options=AUTO)
+        expect(f"{what}, --resume auto: exit code 0", run.code == 0, run)
+        expect(f"{what}, --resume auto: goes on from step 1", says_once(run, "resuming after step 1 from"), run)
+        expect(f"{what}, --resume auto: says once why", says_once(run, "2 is damaged") and re.search(pattern, run.out),
+               run)
+        again = is_copy(checkpoint(folder, 2), checkpoint(good, 2)) and steps_saved(folder) == [1, 2]
+        expect(f"{what}, --resume auto: step 2 is saved again", again, run)
+        expect(f"{what}: nothing was executed", not list(folder.rglob(WITNESS)), run)
+
+
+@case
+def none_that_is_whole():
+    """Catches: a run that starts anew although there are checkpoints, all damaged; a partial one that is loaded."""
+    folder = scratch("run")
+    run = training(folder, 2, values=VALUES)
+    for step in (1, 2):
+        edit(checkpoint(folder, step) / FILE, half)
+    run = training(folder, 2, values=VALUES, options=AUTO)
+    expect("all are damaged: exit code 70, with the way out", run.code == 70 and says_once(run, "--overwrite"), run)
+    expect("all are damaged: both are named", all(f"step-0000000{step} is damaged" in run.err for step in (1, 2)), run)
+
+    folder = scratch("run")
+    run = training(folder, 2, values=VALUES)
+    partial = checkpoint(folder, 2).with_suffix(".partial")
+    checkpoint(folder, 2).rename(partial)
+    run = training(scratch("elsewhere"), 2, values=VALUES, options=("--resume", partial))
+    expect("--resume of a .partial folder: exit code 70", run.code == 70, run)
+    expect("--resume of a .partial folder: said once, by name", says_once(run, re.escape(str(partial)) + " is"), run)
+    run = training(folder, 2, values=VALUES, options=AUTO)
+    expect("--resume auto: from the whole one", run.code == 0 and says_once(run, "resuming after step 1 from"), run)
+    expect("--resume auto: the partial one is gone", not partial.exists() and steps_saved(folder) == [1, 2], run)
+
+
+def small_disk(kilobytes):
+    disk = scratch("disk")
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk], capture_output=True,
+                          text=True)
+    if done.returncode != 0:
+        raise Skip(f"a small file system cannot be mounted here: {done.stderr.strip()}")
+    return disk
+
+
+@case
+def full_disk():
+    """Catches: a full disk that costs the checkpoints that were whole, leaves half of one, or stops a run that was to
+    go on; a rank that learns of it and leaves the others waiting."""
+    for async_save in ("true", "false"):
+        for on_error in ("continue", "stop"):
+            what = f"async {async_save}, on_error {on_error}"
+            disk = small_disk(1300)
+            try:
+                folder = scratch("run")
+                folder.mkdir()
+                (folder / "checkpoints").symlink_to(disk)   # only they find no room
+                values = {**VALUES, "train.steps": 5, "checkpoint.keep_last": 9, "checkpoint.async": async_save,
+                          "checkpoint.on_error": on_error}
+                run = training(folder, 2, values=values, options=AUTO)
+                whole, last = steps_saved(folder), Metrics(folder).steps[-1]["step"]
+                expect(f"{what}: one at least has found room, one has not", 0 < len(whole) < 5, run)
+                expect(f"{what}: nothing half-written", not list(disk.rglob("*.partial")), list(disk.rglob("*")))
+                if on_error == "continue":
+                    expect(f"{what}: exit code 0, all steps done", run.code == 0 and last == 5, run)
+                    expect(f"{what}: each failure is said once", all(
+                        says_once(run, rf"checkpoint of step {step} failed, training goes on: [^\n]*No space left")
+                        for step in range(1, 6) if step not in whole), run)
+                else:
+                    expect(f"{what}: exit code 70", run.code == 70, run)
+                    expect(f"{what}: said once, with the file",
+                           says_once(run, r"step-\d+\.partial/\S+[^\n]*No space left on device"), run)
+                run = training(scratch("elsewhere"), 2, values=VALUES | {"train.steps": 6, "checkpoint.interval": 0},
+                               options=("--resume", folder))
+                expect(f"{what}: the newest that was whole still is",
+                       run.code == 0 and says_once(run, f"resuming after step {whole[-1]} from"), run)
+            finally:
+                subprocess.run(["umount", disk], check=True)
+
+
+MOMENTS = int(os.environ.get("MESHARD_KILLS", "6"))
+
+
+@case
+def killed_while_saving():
+    """Catches: a half-written checkpoint that is taken for whole; one that its writers' death made worse."""
+    generator = random.Random(20)
+    hit = 0
+    for moment in range(MOMENTS):
+        async_save = ("true", "false")[moment % 2]
+        victims = (0,), (1,), (0, 1)
+        which = victims[moment % 3]
+        what = f"moment {moment}, async {async_save}, rank {' and '.join(map(str, which))} killed"
+        folder = scratch("run")
+        values = {**VALUES, "train.steps": 100000, "checkpoint.async": async_save}
+        run = start_training(folder, 2, values=values)
+        until(lambda: len(steps_saved(folder)) >= 2, 90, "two checkpoints", run)
+        ranks = [run.rank_pid(rank, folder) for rank in range(2)]
+        time.sleep(generator.uniform(0, 0.4))
+        for rank in which:
+            os.kill(ranks[rank], signal.SIGKILL)
+        run.wait(60)
+        until(lambda: not any(pid in ranks for pid, _ in processes()), 10, "the end of all ranks")
+        hit += bool(list(folder.rglob("*.partial")))
+        newest = max(steps_saved(folder))
+        run = training(folder, 2, values={**VALUES, "train.steps": newest + 1}, options=AUTO)
+        expect(f"{what}: goes on from step {newest}",
+               run.code == 0 and says_once(run, f"resuming after step {newest} from"), run)
+        expect(f"{what}: none was damaged", "damaged" not in run.out + run.err, run)
+        expect(f"{what}: nothing half-written stays", not list(folder.rglob("*.partial")), list(folder.rglob("*")))
+        steps = Metrics(folder).texts("step")
+        expect(f"{what}: each step stands once", steps == list(range(1, newest + 2)), steps, run)
+    print(f"   {hit} of {MOMENTS} hit a save")
+    expect("a save was hit at least once", hit > 0)
+
+
+main()

@@ -1,0 +1,166 @@
+#include <ATen/ops/arange.h>
+
+#include <array>
+#include <boost/test/unit_test.hpp>
+#include <cstdlib>
+#include <random>
+
+#include "support/torch_items.h"
+
+using namespace meshard;
+using pickle::Value;
+
+namespace {
+template <typename T>
+std::string with(std::string text, std::size_t at, T value) {
+  BOOST_REQUIRE(at + sizeof value <= text.size());
+  std::memcpy(text.data() + at, &value, sizeof value);
+  return text;
+}
+/// The item's pickle with `from` replaced by `to` of the same length, and no checksum to give it away.
+std::string with_pickle(std::string item, const std::string& from, const std::string& to) {
+  BOOST_REQUIRE(from.size() == to.size());
+  BOOST_REQUIRE(item.find(from) != std::string::npos);
+  item.replace(item.find(from), from.size(), to);
+  return with(item, item.find("PK\1\2") + 16, std::uint32_t{0});
+}
+
+/// Damages items in up to four places, mostly where lengths, offsets and opcodes are.
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  std::string mutated(std::string item) {
+    if (below(2) == 0) item = with(item, item.find("PK\1\2") + 16, std::uint32_t{0});  // the pickle is looked at, too
+    for (auto times = 1 + below(4); times > 0 && !item.empty(); --times) mutate(item);
+    return item;
+  }
+  std::size_t below(std::size_t end) { return random_() % end; }
+
+ private:
+  void mutate(std::string& item) {
+    static constexpr std::array<std::uint64_t, 12> kOdd = {
+        0, 1, 2, 63, 0x7f, 0xff, 0xffff, 0x7fffffff, 0xffffffff, 0x100000000, 0x7fffffffffffffff, ~0ull};
+    auto at = place_in(item.size());
+    switch (below(8)) {
+      case 0:
+        item.resize(at);
+        break;
+      case 1:
+        item.erase(at, 1 + below(16));
+        break;
+      case 2:
+        item.insert(at, item.substr(below(item.size()), 1 + below(64)));
+        break;
+      case 3:
+        item[at] = static_cast<char>(random_());
+        break;
+      case 4:
+        item[at] = static_cast<char>(item[at] ^ (1 << below(8)));
+        break;
+      default: {
+        auto odd = kOdd[below(kOdd.size())] + (below(4) == 0 ? item.size() : 0);
+        std::memcpy(item.data() + at, &odd, std::min(item.size() - at, std::size_t{1} << below(4)));
+      }
+    }
+  }
+  std::size_t place_in(std::size_t size) {
+    switch (below(4)) {
+      case 0:
+        return below(size);
+      case 1:
+        return std::min<std::size_t>(size - 1, 64 + below(240));  // data.pkl
+      default:
+        return size - 1 - below(std::min<std::size_t>(size, 600));  // directory
+    }
+  }
+  std::mt19937_64 random_;
+};
+
+/// What a load does with an item: its head, a small box of it, or its value. Whether that was accepted.
+bool loads(const MemoryFile& file) {
+  bool accepted = false;
+  auto ignore_refusal = [&](auto call) {
+    try {
+      call();
+      accepted = true;
+    } catch (const IoError&) {
+    }
+  };
+  ignore_refusal([&] { read_value_item(file, file.place(), "item"); });
+  ignore_refusal([&] {
+    auto item = head_of(file);
+    Box box = whole(item.sizes);
+    for (auto& size : box.sizes) size = std::min<std::int64_t>(size, box.sizes.size() > 8 ? 1 : 4);
+    auto into = at::empty(box.sizes, item.dtype);
+    read_box(file, item, box, into, "item");
+  });
+  return accepted;
+}
+}  // namespace
+
+// Catches: damage that is not seen, or whose message does not say what it is.
+BOOST_AUTO_TEST_CASE(damaged_items_are_refused_by_name) {
+  auto good = item_of(at::arange(12, at::kFloat).reshape({3, 4}));
+  auto directory = good.find("PK\1\2"), data_entry = good.rfind("PK\1\2", good.rfind("archive/data/0"));
+  auto end64 = good.size() - 98;
+  BOOST_REQUIRE(refusal(good) == "accepted");
+  BOOST_TEST(says(refusal(""), {"item", "too short"}));
+  BOOST_TEST(says(refusal(good.substr(0, good.size() - 1)), {"item", "end is missing"}));
+  BOOST_TEST(says(refusal(good.substr(1)), {"item", "not a torch archive"}));
+  BOOST_TEST(says(refusal(with<std::uint16_t>(good, data_entry + 8, 0x0809)), {"data/0", "encrypted"}));
+  BOOST_TEST(says(refusal(with<std::uint16_t>(good, data_entry + 10, 8)), {"data/0", "compressed"}));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(good, data_entry + 20, 47)), {"two lengths"}));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(good, data_entry + 42, 1)), {"no record where"}));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(good, data_entry + 42, 0)), {"not the one"}));
+  BOOST_TEST(says(refusal(with<std::uint64_t>(good, end64 + 48, good.size() + 5)), {"leads out"}));
+  BOOST_TEST(says(refusal(with<std::int64_t>(good, end64 + 40, -1)), {"absurd"}));
+  BOOST_TEST(says(refusal(with<std::uint64_t>(good, end64 + 32, 1'000'000)), {"too short"}));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(with<std::uint32_t>(good, data_entry + 20, 4096), data_entry + 24, 4096)),
+                  {"4096 bytes", "48"}));
+  BOOST_TEST(says(refusal(with<char>(good, 70, '?')), {"data.pkl", "checksum"}));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(good, directory + 16, 1)), {"data.pkl", "checksum"}));
+  auto big = good;
+  big.replace(big.find("little"), 6, "biggie");
+  auto order_entry = big.rfind("PK\1\2", big.rfind("archive/byteorder"));
+  BOOST_TEST(says(refusal(with<std::uint32_t>(big, order_entry + 16, 0)), {"big-endian"}));
+
+  MemoryFile file(good);
+  auto at = [&](std::int64_t offset, std::int64_t length) {
+    return refusal([&] { read_tensor_item(file, {"memory", offset, length}, "item"); });
+  };
+  BOOST_TEST(says(at(1, file.size()), {"item", "truncated"}));
+  BOOST_TEST(says(at(-1, file.size()), {"truncated"}));
+  BOOST_TEST(says(at(0, -5), {"truncated"}));
+  BOOST_TEST(says(at(INT64_MAX, INT64_MAX), {"truncated"}));
+}
+
+// Catches: a pickle that is believed: other functions run, sizes beyond the storage, overflowing products.
+BOOST_AUTO_TEST_CASE(hostile_pickles_are_refused) {
+  auto good = item_of(at::arange(12, at::kFloat).reshape({3, 4}));
+  BOOST_TEST(says(refusal(with_pickle(good, "_rebuild_tensor_v2", "_rebuild_tensor_v9")), {"_rebuild_tensor_v9"}));
+  BOOST_TEST(says(refusal(with_pickle(good, "FloatStorage", "ByteeStorage")), {"ByteeStorage"}));
+  BOOST_TEST(says(refusal(with_pickle(good, "K\3K\4\x86", "K\4K\4\x86")), {"leave a storage of 48 bytes"}));
+  BOOST_TEST(says(refusal(with_pickle(good, "K\4K\1\x86", "K\5K\1\x86")), {"leave a storage"}));
+  BOOST_TEST(says(refusal(with_pickle(good, "K\3K\4\x86", "NK\4\x86N")), {"item"}));
+  auto typed = Value::call(Value::global("torch._utils", "_rebuild_tensor_v2"), {Value::none()});
+  BOOST_TEST(says(refusal(item_of(typed)), {"not that of a plain tensor"}));
+  BOOST_TEST(says(refusal(item_of(Value::integer_of(3))), {"not that of a plain tensor"}));
+}
+
+// Catches: a crash, a hang, a huge allocation or another exception, for any damage to head, directory or pickle.
+BOOST_AUTO_TEST_CASE(mutated_items_only_give_io_errors) {
+  std::vector<std::string> items = {item_of(at::arange(12, at::kFloat).reshape({3, 4}))};
+  for (auto name : {"strided", "parameter", "float8", "scalar", "empty", "values"}) items.push_back(torch_item(name));
+  auto wanted = std::getenv("MESHARD_FUZZ_INPUTS");
+  int inputs = wanted ? std::atoi(wanted) : 20'000, accepted = 0;
+  Mutator mutator(5);
+  for (int i = 0; i < inputs; ++i) {
+    BOOST_TEST_CONTEXT("input " << i) {
+      accepted += loads(MemoryFile(mutator.mutated(items[mutator.below(items.size())])));
+    }
+  }
+  BOOST_TEST_MESSAGE(accepted << " of " << inputs << " inputs were accepted");
+  BOOST_TEST(accepted > inputs / 100);
+  BOOST_TEST(accepted < inputs / 2);
+}
