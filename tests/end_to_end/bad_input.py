@@ -191,7 +191,7 @@ def experts():
         ("a negative rate", "update_rate: 1.0e-3", "update_rate: -1.0e-3", "-1.0e-3",
          r"model\.moe\.expert_bias\.update_rate: -1\.0e-3 is out of range; expected a number in \[0, 1000000\]", 1),
         ("a negative coefficient", "coeff: 1.0e-2", "coeff: -1.0e-2", "-1.0e-2",
-         r"model\.moe\.aux_loss\.coeff: -1\.0e-2 is out of range; expected a number >= 0", 1),
+         r"model\.moe\.aux_loss\.coeff: -1\.0e-2 is out of range; expected a number in \[0, 1000000\]", 1),
         ("a negative z-loss", "    z_loss_coeff: 1.0e-3", "    z_loss_coeff: -1.0e-3", "-1.0e-3",
          r"model\.moe\.z_loss_coeff: -1\.0e-3 is out of range; expected a number in \[0, 1000000\]", 1),
         ("experts without width", "    moe_intermediate_size: 24", "    moe_intermediate_size: 0", "0",

@@ -1,6 +1,7 @@
 // Saves named tensors of one's own, some cut over the ranks, some replicated, and loads them again: no training, no
 // model. Python's torch.distributed.checkpoint reads the folder as well. Usage: mpirun -n N save_load FOLDER
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
