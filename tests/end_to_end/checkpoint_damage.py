@@ -29,6 +29,14 @@ def crc32c(data):
     return crc ^ 0xFFFFFFFF
 
 
+def write_ours(folder, ours):
+    """meshard.json anew, with the checksum that a hostile hand would give it."""
+    ours.pop("crc32c", None)
+    text = json.dumps(ours, separators=(",", ":"), ensure_ascii=False)
+    ours["crc32c"] = crc32c(text.encode())
+    (folder / "meshard.json").write_text(json.dumps(ours, separators=(",", ":"), ensure_ascii=False))
+
+
 def edit(path, change):
     path.write_bytes(change(path.read_bytes()))
 
@@ -41,7 +49,7 @@ def edit_index(folder, old, new):
     (folder / ".metadata").write_bytes(text)
     ours = json.loads((folder / "meshard.json").read_text())
     ours["metadata_crc32c"] = crc32c(text)
-    (folder / "meshard.json").write_text(json.dumps(ours))
+    write_ours(folder, ours)
 
 
 def items(folder):
@@ -67,6 +75,7 @@ def beyond_the_file(folder):
     offset = items(folder)[-1][0]
     edit_index(folder, b"J" + struct.pack("<i", offset), b"J" + struct.pack("<i", 0x7FFFFF00))
     edit(folder / "meshard.json", lambda text: text.replace(b"[%d," % offset, b"[%d," % 0x7FFFFF00))
+    write_ours(folder, json.loads((folder / "meshard.json").read_text()))
 
 
 class Hostile:
@@ -88,7 +97,7 @@ def hostile(folder):
 def without_a_row(folder):
     ours = json.loads((folder / "meshard.json").read_text())
     ours["items"][FILE].pop()
-    (folder / "meshard.json").write_text(json.dumps(ours))
+    write_ours(folder, ours)
 
 
 def half(data):
