@@ -199,7 +199,7 @@ void SaveJob::Parts::write_commit_record(const std::vector<std::string>& told) {
   auto pickled = encode_metadata(metadata, folder.string(), save_id);
 
   Json ours{{"format", kFormat}, {"metadata_crc32c", crc32c(bytes_of(pickled))}, {"items", std::move(listed)}};
-  ours.update(extra);
+  if (extra.is_object()) ours.update(extra);
   ours["crc32c"] = crc32c(bytes_of(ours.dump()));
   auto partial = partial_folder(folder);
   write_file(files, partial / "meshard.json", bytes_of(ours.dump()));
