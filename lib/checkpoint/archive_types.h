@@ -1,5 +1,5 @@
 #pragma once
-// How torch archives name what a tensor is made of; for torch_archive*.cpp.
+// How torch archives name what a tensor is made of; for torch_archive*.cpp. A table: nothing to call.
 
 #include <c10/core/ScalarType.h>
 

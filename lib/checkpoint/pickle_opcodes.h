@@ -1,5 +1,5 @@
 #pragma once
-// The opcodes of Python's pickletools that we read or write. dcp.md section 3.
+// The opcodes of Python's pickletools that we read or write. dcp.md section 3. A table: nothing to call.
 
 #include <cstdint>
 

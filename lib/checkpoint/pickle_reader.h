@@ -16,6 +16,7 @@ class Reader {
         allowed_(allowed),
         limits_(limits) {}
 
+  /// Local. Runs the program to its end; errors as read() says.
   Value run();
 
  private:
