@@ -21,5 +21,11 @@ void add_inspect(CLI::App& app, Command& run);
 void add_plan(CLI::App& app, Command& run);
 /// Local.
 void add_compare(CLI::App& app, Command& run);
+/// Local.
+void add_preflight(CLI::App& app, Command& run);
+/// Local.
+void add_report(CLI::App& app, Command& run);
+/// Local.
+void add_sweep(CLI::App& app, Command& run);
 
 }  // namespace meshard

@@ -6,7 +6,7 @@
 #include "app/commands.h"
 #include "comm/world.h"
 #include "train/assemble.h"
-#include "train/checkpoints.h"
+#include "train/resume.h"
 #include "train/evaluate.h"
 #include "train/stop.h"
 

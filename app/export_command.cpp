@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "hf/export.h"
 #include "train/assemble.h"
-#include "train/checkpoints.h"
+#include "train/resume.h"
 
 namespace meshard {
 

@@ -44,6 +44,9 @@ int main(int argc, char** argv) {
   add_export(app, run);
   add_eval(app, run);
   add_compare(app, run);
+  add_preflight(app, run);
+  add_report(app, run);
+  add_sweep(app, run);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too

@@ -111,6 +111,11 @@ Box overlap(const Box& a, const Box& b) {
   return both;
 }
 
+Box shifted(Box box, const Shape& origin) {
+  for (std::size_t d = 0; d < origin.size(); ++d) box.offsets[d] -= origin[d];
+  return box;
+}
+
 std::vector<Box> boxes_of_rows(std::int64_t begin, std::int64_t count, std::int64_t rows_per_item,
                                std::int64_t columns) {
   if (begin < 0 || count < 0 || rows_per_item < 1 || columns < 0) {

@@ -27,6 +27,9 @@ Box whole(const Shape& shape);
 /// Local. What two boxes of one tensor share; numel 0 if nothing.
 Box overlap(const Box& a, const Box& b);
 
+/// Local. The same box as seen from `origin`.
+Box shifted(Box box, const Shape& origin);
+
 /// Local. Rows [begin, begin + count) of a matrix [items * rows_per_item, columns] as boxes of the tensor
 /// [items, rows_per_item, columns]: up to three, the end of one item, whole items, the begin of one. dcp.md section 4.
 std::vector<Box> boxes_of_rows(std::int64_t begin, std::int64_t count, std::int64_t rows_per_item,

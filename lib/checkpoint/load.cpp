@@ -19,7 +19,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kNewestFormat = 1;
 constexpr std::size_t kListed = 20;
-constexpr std::int64_t kVerifyBlock = 8 << 20;
 
 std::string shape_text(const Shape& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -32,18 +31,6 @@ void list(std::string& text, const char* what, const std::vector<std::string>& n
   if (names.size() > kListed) text += fmt::format("\n    and {} more", names.size() - kListed);
 }
 
-Box shifted(Box box, const Shape& origin) {
-  for (std::size_t d = 0; d < origin.size(); ++d) box.offsets[d] -= origin[d];
-  return box;
-}
-
-at::Tensor view_of(at::Tensor values, const Box& box) {
-  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
-    values = values.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
-  }
-  return values;
-}
-
 }  // namespace
 
 std::string Mismatch::text() const {
@@ -51,6 +38,7 @@ std::string Mismatch::text() const {
   list(text, "missing in the checkpoint", missing);
   list(text, "in the checkpoint but not wanted", unexpected);
   list(text, "of another shape", shapes);
+  list(text, "of a dtype that does not convert", dtypes);
   return text;
 }
 
@@ -97,6 +85,14 @@ void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
     throw IoError(
         fmt::format("{} is damaged: its checksum is not the one in meshard.json", (folder_ / ".metadata").string()));
   }
+  try {
+    for (auto& [name, rows] : extra_["items"].items()) {
+      for (auto& row : rows) sums_[{name, row.at(0)}] = {row.at(1), row.at(2)};
+    }
+  } catch (const Json::exception& error) {
+    throw IoError(fmt::format("{} is damaged: its list of items: {}", path.string(), error.what()));
+  }
+  extra_.erase("items");
 }
 
 const ReadableFile& CheckpointReader::file(const std::string& name) const {
@@ -118,6 +114,9 @@ Mismatch CheckpointReader::compare(const StateDict& wanted, const std::string& p
     } else if (found->second.shape != tensor->shape) {
       mismatch.shapes.push_back(fmt::format("{}: {} in the checkpoint, {} wanted", key, shape_text(found->second.shape),
                                             shape_text(tensor->shape)));
+    } else if (!converts(found->second.dtype, tensor->dtype)) {
+      mismatch.dtypes.push_back(fmt::format("{}: {} in the checkpoint, {} wanted", key,
+                                            c10::toString(found->second.dtype), c10::toString(tensor->dtype)));
     }
   }
   for (auto& [key, _] : values) {
@@ -149,7 +148,7 @@ void CheckpointReader::read(const StateTensor& into) const {
         throw IoError(fmt::format("{}: the item is {} of {}, .metadata says {} of {}", what, shape_text(item.sizes),
                                   c10::toString(item.dtype), shape_text(chunk.box.sizes), c10::toString(entry.dtype)));
       }
-      read_box(data, item, shifted(shared, chunk.box.offsets), view_of(host, shifted(shared, piece.box.offsets)), what);
+      read_box(data, item, shifted(shared, chunk.box.offsets), part_of(host, shifted(shared, piece.box.offsets)), what);
     }
     if (!host.is_same(piece.values)) piece.values.copy_(host);
   }
@@ -166,85 +165,6 @@ pickle::Value CheckpointReader::read_value(const std::string& key) const {
   if (found == metadata_.values.end()) throw IoError(fmt::format("{} has no {}", folder_.string(), key));
   auto& place = found->second;
   return read_value_item(file(place.file), place, fmt::format("{} of {}", key, (folder_ / place.file).string()));
-}
-
-// -- verify -----------------------------------------------------------------------------------------------------------
-
-namespace {
-
-struct ListedItem {
-  const std::string* key;
-  const ItemPlace* place;
-  bool is_tensor;
-};
-
-std::string check_sum(const ReadableFile& file, const ItemPlace& place, std::uint32_t expected) {
-  std::vector<std::byte> block(std::min(place.length, kVerifyBlock));
-  std::uint32_t sum = 0;
-  for (std::int64_t done = 0; done < place.length;) {
-    auto count = std::min<std::int64_t>(place.length - done, std::ssize(block));
-    std::span part(block.data(), static_cast<std::size_t>(count));
-    file.read(place.offset + done, part);
-    sum = crc32c(part, sum);
-    done += count;
-  }
-  return sum == expected
-             ? ""
-             : fmt::format("checksum {:08x}, {:08x} when it was written: its bytes have changed", sum, expected);
-}
-
-}  // namespace
-
-std::vector<std::string> CheckpointReader::verify(int part, int parts) const {
-  std::vector<ListedItem> items;
-  for (auto& [key, entry] : metadata_.tensors) {
-    for (auto& chunk : entry.chunks) items.push_back({&key, &chunk.place, true});
-  }
-  for (auto& [key, place] : metadata_.values) items.push_back({&key, &place, false});
-
-  std::map<std::pair<std::string, std::int64_t>, std::pair<std::int64_t, std::uint32_t>> sums;
-  if (!extra_.is_null()) {
-    for (auto& [name, rows] : extra_["items"].items()) {
-      for (auto& row : rows) sums[{name, row.at(0)}] = {row.at(1), row.at(2)};
-    }
-  }
-  std::vector<std::string> problems;
-  std::set<std::string> unreadable;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    if (static_cast<int>(i % static_cast<std::size_t>(parts)) != part) continue;
-    auto& [key, place, is_tensor] = items[i];
-    auto what = fmt::format("{} of {}", *key, (folder_ / place->file).string());
-    if (unreadable.contains(place->file)) continue;
-    try {
-      file(place->file);
-    } catch (const IoError& error) {  // told once, not for each of its items
-      unreadable.insert(place->file);
-      problems.push_back(error.what());
-      continue;
-    }
-    try {
-      auto& data = file(place->file);
-      auto listed = sums.find({place->file, place->offset});
-      std::string problem;
-      if (!extra_.is_null() && (listed == sums.end() || listed->second.first != place->length)) {
-        problem = "meshard.json does not list it";
-      } else if (!extra_.is_null()) {
-        problem = check_sum(data, *place, listed->second.second);
-      }
-      if (!problem.empty()) {
-        problems.push_back(fmt::format("{}: {}", what, problem));
-        continue;
-      }
-      // Values, and what is not a model's or an optimizer's, may be anything that Python can pickle.
-      bool ours = key->starts_with("model.") || key->starts_with("optimizer.");
-      if (is_tensor && ours) read_tensor_item(data, *place, what);
-      if (place->offset + place->length > data.size()) problems.push_back(what + ": it ends beyond its file");
-    } catch (const std::exception& error) {
-      std::string text = error.what();
-      problems.push_back(text.find(*key) == std::string::npos ? fmt::format("{}: {}", what, text) : text);
-    }
-  }
-  return problems;
 }
 
 }  // namespace meshard

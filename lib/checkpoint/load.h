@@ -15,7 +15,8 @@ struct Mismatch {
   std::vector<std::string> missing;     ///< wanted, not in the checkpoint
   std::vector<std::string> unexpected;  ///< in the checkpoint, not wanted
   std::vector<std::string> shapes;      ///< "key: [4, 4] in the checkpoint, [4, 8] wanted"
-  bool empty() const { return missing.empty() && unexpected.empty() && shapes.empty(); }
+  std::vector<std::string> dtypes;      ///< "key: Long in the checkpoint, Float wanted": those that read_box() refuses
+  bool empty() const { return missing.empty() && unexpected.empty() && shapes.empty() && dtypes.empty(); }
   /// Up to 20 of each, and the counts.
   std::string text() const;
 };
@@ -30,7 +31,7 @@ class CheckpointReader {
 
   const std::filesystem::path& folder() const { return folder_; }
   const CheckpointMetadata& metadata() const { return metadata_; }
-  /// meshard.json; null for a checkpoint that PyTorch wrote.
+  /// meshard.json without its checksums; null for a checkpoint that PyTorch wrote.
   const nlohmann::ordered_json& extra() const { return extra_; }
 
   /// `prefix`: keys that begin otherwise are nobody's business ("model." for weights only).
@@ -56,6 +57,11 @@ class CheckpointReader {
   std::filesystem::path folder_;
   CheckpointMetadata metadata_;
   nlohmann::ordered_json extra_;
+  struct Sum {
+    std::int64_t length = 0;
+    std::uint32_t crc = 0;
+  };
+  std::map<std::pair<std::string, std::int64_t>, Sum> sums_;  ///< of meshard.json, by file and offset
   mutable std::map<std::string, std::unique_ptr<ReadableFile>> open_;
 };
 

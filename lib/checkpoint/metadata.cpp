@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "checkpoint/dtype_names.h"
 #include "checkpoint/metadata_names.h"
 #include "checkpoint/pickle.h"
 
@@ -25,9 +26,7 @@ bool allowed_in_metadata(std::string_view module, std::string_view name) {
   }
   if (module == kStorageModule) return one_of("_StorageInfo");
   if (module == kOldPropertiesModule) return one_of("TensorProperties", "MEM_FORMAT_ENCODING");
-  if (module == "torch")
-    return name == "Size" ||
-           std::ranges::find(kDtypes, name, [](auto& pair) { return pair.first; }) != std::end(kDtypes);
+  if (module == "torch") return name == "Size" || std::ranges::count(kDtypeNames, name, &DtypeName::name) > 0;
   if (module == "torch.serialization") return one_of("_get_layout");
   // checkpoint_id
   if (module == "pathlib" || module == "pathlib._local") return one_of("PosixPath", "PurePosixPath", "WindowsPath");
@@ -112,12 +111,12 @@ c10::ScalarType MetadataReader::dtype(const Value& properties, const std::string
   bool old = properties.kind == Kind::Object && properties.items()[0].text() == kOldPropertiesModule;
   auto& fields = state(properties, old ? kOldPropertiesModule : kMetadataModule, "TensorProperties", where).items();
   if (fields.size() < 2) fail(where, "properties without dtype and layout");
-  auto known = std::ranges::find_if(kDtypes, [&](auto& pair) { return fields[0].is_global("torch", pair.first); });
-  if (known == std::end(kDtypes)) fail(where, "no dtype");
+  auto known = std::ranges::find_if(kDtypeNames, [&](auto& dtype) { return fields[0].is_global("torch", dtype.name); });
+  if (known == kDtypeNames.end()) fail(where, "no dtype");
   bool is_call = fields[1].kind == Kind::Object && fields[1].items()[0].is_global("torch.serialization", "_get_layout");
   auto* layout = is_call && !fields[1].items()[1].items().empty() ? &fields[1].items()[1].items()[0] : nullptr;
   if (!layout || layout->text() != "torch.strided") fail(where, "a layout other than torch.strided");
-  return known->second;
+  return known->dtype;
 }
 
 void MetadataReader::check_shape(const TensorEntry& entry, const std::string& where) const {

@@ -1,145 +1,174 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 
 #include "base/error.h"
+#include "checkpoint/dtype_names.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/metadata_names.h"
-#include "checkpoint/pickle.h"
+#include "checkpoint/pickle_stream.h"
 
 namespace meshard {
 namespace {
 
-using pickle::Items;
-using pickle::Pairs;
 using pickle::Value;
-
-Value text_of(std::string_view text) {
-  return Value::string(std::string(text));
-}
 
 Value global_of(std::string_view module, std::string_view name) {
   return Value::global(std::string(module), std::string(name));
 }
 
-/// Values that occur thousands of times are made once and shared.
+/// Streams the dataclasses of section 3: an index has a dozen values for each of its thousands of chunks.
 class MetadataWriter {
  public:
-  Value metadata(const CheckpointMetadata& metadata, const std::string& checkpoint_id, const std::string& save_id);
+  std::string run(const CheckpointMetadata& metadata, const std::string& checkpoint_id, const std::string& save_id);
 
  private:
-  Value tensor(const TensorEntry& entry) const;
-  Value properties(c10::ScalarType dtype) const;
-  Value size(const Shape& shape) const;
-  Value index(const Value& key, const Value& index, const Value* offset) const;
-  Value place(const ItemPlace& place);
-  void add_storage(const std::string& key, const TensorEntry& entry, Pairs& storage);
-  Value fields(const Value& cls, Pairs state) const { return Value::object(cls, {}, Value::dict(std::move(state))); }
+  void entries(const CheckpointMetadata& metadata);
+  void tensor(const TensorEntry& entry);
+  void properties(c10::ScalarType dtype);
+  void size(const Shape& shape);
+  void paths(const CheckpointMetadata& metadata);
+  void storage(const CheckpointMetadata& metadata);
+  void place(const ItemPlace& place);
+  template <class Emit>
+  void field(std::string_view name, const Emit& emit) {
+    out_.text(name);
+    emit();
+  }
+  void text_field(std::string_view name, std::string_view text) {
+    out_.text(name);
+    out_.text(text);
+  }
 
-  Value tensor_ = global_of(kMetadataModule, "TensorStorageMetadata");
-  Value bytes_ = global_of(kMetadataModule, "BytesStorageMetadata");
-  Value chunk_ = global_of(kMetadataModule, "ChunkStorageMetadata");
-  Value properties_ = global_of(kMetadataModule, "TensorProperties");
-  Value index_ = global_of(kMetadataModule, "MetadataIndex");
-  Value info_ = global_of(kStorageModule, "_StorageInfo");
-  Value size_ = global_of("torch", "Size");
-  Value strided_ = Value::call(global_of("torch.serialization", "_get_layout"), {text_of("torch.strided")});
-  Value contiguous_ = Value::call(global_of(kMetadataModule, "_MEM_FORMAT_ENCODING"), {Value::integer_of(0)});
-  Value offsets_name_ = text_of("offsets"), sizes_name_ = text_of("sizes"), fqn_name_ = text_of("fqn"),
-        index_name_ = text_of("index"), offset_name_ = text_of("offset"), length_name_ = text_of("length"),
-        path_name_ = text_of("relative_path");
-  std::map<std::string, Value> files_;
+  pickle::Stream out_;
+  const Value metadata_ = global_of(kMetadataModule, "Metadata");
+  const Value storage_meta_ = global_of(kMetadataModule, "StorageMeta");
+  const Value tensor_ = global_of(kMetadataModule, "TensorStorageMetadata");
+  const Value bytes_ = global_of(kMetadataModule, "BytesStorageMetadata");
+  const Value chunk_ = global_of(kMetadataModule, "ChunkStorageMetadata");
+  const Value properties_ = global_of(kMetadataModule, "TensorProperties");
+  const Value index_ = global_of(kMetadataModule, "MetadataIndex");
+  const Value info_ = global_of(kStorageModule, "_StorageInfo");
+  const Value strided_ = Value::call(global_of("torch.serialization", "_get_layout"), {Value::string("torch.strided")});
+  const Value contiguous_ = Value::call(global_of(kMetadataModule, "_MEM_FORMAT_ENCODING"), {Value::integer_of(0)});
 };
 
-Value MetadataWriter::size(const Shape& shape) const {
-  Items sizes;
-  sizes.reserve(shape.size());
+void MetadataWriter::size(const Shape& shape) {
+  pickle::Items sizes;
   for (auto size : shape) sizes.push_back(Value::integer_of(size));
-  return Value::call(size_, {Value::tuple(std::move(sizes))});
+  out_.global("torch", "Size");
+  out_.tuple(sizes);
+  out_.op(pickle::kTuple1);
+  out_.op(pickle::kReduce);
 }
 
-Value MetadataWriter::properties(c10::ScalarType dtype) const {
-  auto known = std::ranges::find(kDtypes, dtype, [](auto& pair) { return pair.second; });
-  if (known == std::end(kDtypes)) throw ArgumentError(fmt::format("{} is not a dtype of checkpoints", toString(dtype)));
+void MetadataWriter::properties(c10::ScalarType dtype) {
+  auto known = std::ranges::find(kDtypeNames, dtype, &DtypeName::dtype);
+  if (known == kDtypeNames.end()) throw ArgumentError(fmt::format("{} is not a dtype of checkpoints", toString(dtype)));
   auto no = Value::boolean(false);
-  return Value::object(properties_, {},
-                       Value::tuple({global_of("torch", known->first), strided_, no, contiguous_, no}));
+  out_.value(
+      Value::object(properties_, {}, Value::tuple({global_of("torch", known->name), strided_, no, contiguous_, no})));
 }
 
-Value MetadataWriter::tensor(const TensorEntry& entry) const {
-  Items chunks;
-  chunks.reserve(entry.chunks.size());
-  for (auto& [box, place] : entry.chunks) {
-    chunks.push_back(fields(chunk_, {{offsets_name_, size(box.offsets)}, {sizes_name_, size(box.sizes)}}));
-  }
-  return fields(tensor_, {{text_of("properties"), properties(entry.dtype)},
-                          {text_of("size"), size(entry.shape)},
-                          {text_of("chunks"), Value::list(std::move(chunks))}});
+void MetadataWriter::tensor(const TensorEntry& entry) {
+  out_.object(tensor_, [&] {
+    field("properties", [&] { properties(entry.dtype); });
+    field("size", [&] { size(entry.shape); });
+    field("chunks", [&] {
+      out_.list([&] {
+        for (auto& chunk : entry.chunks) {
+          out_.object(chunk_, [&] {
+            field("offsets", [&] { size(chunk.box.offsets); });
+            field("sizes", [&] { size(chunk.box.sizes); });
+          });
+        }
+      });
+    });
+  });
 }
 
-Value MetadataWriter::index(const Value& key, const Value& index, const Value* offset) const {
-  Pairs state{{fqn_name_, key}, {index_name_, index}};
-  if (offset) state.emplace_back(offset_name_, *offset);
-  return fields(index_, std::move(state));
+void MetadataWriter::entries(const CheckpointMetadata& metadata) {
+  out_.dict([&] {
+    for (auto& [key, entry] : metadata.tensors) {
+      out_.text(key);
+      tensor(entry);
+    }
+    for (auto& [key, _] : metadata.values) {
+      out_.text(key);
+      out_.value(Value::object(bytes_, {}, Value::none()));
+    }
+  });
 }
 
-Value MetadataWriter::place(const ItemPlace& place) {
-  auto [file, is_new] = files_.try_emplace(place.file);
-  if (is_new) file->second = text_of(place.file);
-  return fields(info_, {{path_name_, file->second},
-                        {offset_name_, Value::integer_of(place.offset)},
-                        {length_name_, Value::integer_of(place.length)}});
+void MetadataWriter::place(const ItemPlace& place) {
+  out_.object(info_, [&] {
+    text_field("relative_path", place.file);
+    field("offset", [&] { out_.integer(place.offset); });
+    field("length", [&] { out_.integer(place.length); });
+  });
 }
 
-void MetadataWriter::add_storage(const std::string& key, const TensorEntry& entry, Pairs& storage) {
-  auto name = text_of(key);
-  for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
-    auto offset = size(entry.chunks[i].box.offsets);
-    storage.emplace_back(index(name, Value::integer_of(static_cast<std::int64_t>(i)), &offset),
-                         place(entry.chunks[i].place));
-  }
+void MetadataWriter::storage(const CheckpointMetadata& metadata) {
+  out_.dict([&] {
+    for (auto& [key, entry] : metadata.tensors) {
+      for (std::size_t i = 0; i < entry.chunks.size(); ++i) {
+        out_.object(index_, [&] {
+          text_field("fqn", key);
+          field("index", [&] { out_.integer(static_cast<std::int64_t>(i)); });
+          field("offset", [&] { size(entry.chunks[i].box.offsets); });
+        });
+        place(entry.chunks[i].place);
+      }
+    }
+    for (auto& [key, where] : metadata.values) {
+      out_.object(index_, [&] {
+        text_field("fqn", key);
+        field("index", [&] { out_.value(Value::none()); });
+      });
+      place(where);
+    }
+  });
 }
 
-Value path_value(const std::vector<PathElement>& path) {
-  Items elements;
-  for (auto& element : path) {
-    auto* name = std::get_if<std::string>(&element);
-    elements.push_back(name ? text_of(*name) : Value::integer_of(std::get<std::int64_t>(element)));
-  }
-  return Value::tuple(std::move(elements));
+void MetadataWriter::paths(const CheckpointMetadata& metadata) {
+  if (metadata.paths.empty()) return out_.value(Value::none());
+  out_.dict([&] {
+    for (auto& [key, path] : metadata.paths) {
+      pickle::Items elements;
+      for (auto& element : path) {
+        auto* name = std::get_if<std::string>(&element);
+        elements.push_back(name ? Value::string(*name) : Value::integer_of(std::get<std::int64_t>(element)));
+      }
+      out_.text(key);
+      out_.tuple(elements);
+    }
+  });
 }
 
-Value MetadataWriter::metadata(const CheckpointMetadata& metadata, const std::string& checkpoint_id,
-                               const std::string& save_id) {
-  Pairs entries, storage, paths;
-  for (auto& [key, entry] : metadata.tensors) {
-    entries.emplace_back(text_of(key), tensor(entry));
-    add_storage(key, entry, storage);
-  }
-  for (auto& [key, where] : metadata.values) {
-    auto name = text_of(key);
-    entries.emplace_back(name, Value::object(bytes_, {}, Value::none()));
-    storage.emplace_back(index(name, Value::none(), nullptr), place(where));
-  }
-  for (auto& [key, path] : metadata.paths) paths.emplace_back(text_of(key), path_value(path));
-  auto meta = fields(global_of(kMetadataModule, "StorageMeta"), {{text_of("checkpoint_id"), text_of(checkpoint_id)},
-                                                                 {text_of("save_id"), text_of(save_id)},
-                                                                 {text_of("load_id"), Value::none()},
-                                                                 {text_of("modules"), Value::list({})}});
-  return fields(global_of(kMetadataModule, "Metadata"),
-                {{text_of("state_dict_metadata"), Value::dict(std::move(entries))},
-                 {text_of("planner_data"), paths.empty() ? Value::none() : Value::dict(std::move(paths))},
-                 {text_of("storage_data"), Value::dict(std::move(storage))},
-                 {text_of("storage_meta"), meta},
-                 {text_of("version"), text_of(kFormatVersion)}});
+std::string MetadataWriter::run(const CheckpointMetadata& metadata, const std::string& checkpoint_id,
+                                const std::string& save_id) {
+  out_.object(metadata_, [&] {
+    field("state_dict_metadata", [&] { entries(metadata); });
+    field("planner_data", [&] { paths(metadata); });
+    field("storage_data", [&] { storage(metadata); });
+    field("storage_meta", [&] {
+      out_.object(storage_meta_, [&] {
+        text_field("checkpoint_id", checkpoint_id);
+        text_field("save_id", save_id);
+        field("load_id", [&] { out_.value(Value::none()); });
+        field("modules", [&] { out_.value(Value::list({})); });
+      });
+    });
+    text_field("version", kFormatVersion);
+  });
+  return out_.finish();
 }
 
 }  // namespace
 
 std::string encode_metadata(const CheckpointMetadata& metadata, const std::string& checkpoint_id,
                             const std::string& save_id) {
-  return pickle::write(MetadataWriter().metadata(metadata, checkpoint_id, save_id));
+  return MetadataWriter().run(metadata, checkpoint_id, save_id);
 }
 
 }  // namespace meshard

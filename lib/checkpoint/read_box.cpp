@@ -15,11 +15,6 @@ constexpr std::int64_t kStaging = 1 << 20;      // bytes: stays in the cache bet
 constexpr std::int64_t kReadThrough = 4 << 10;  // a gap of so many bytes is cheaper to read than to skip
 constexpr std::int64_t kStraight = 16 << 10;    // runs of so many bytes are read into place, each by a call of its own
 
-bool converts(at::ScalarType from, at::ScalarType to) {
-  auto narrow = from == at::kBFloat16 || from == at::kHalf || from == at::kDouble;
-  return from == to || (narrow && to == at::kFloat) || (from == at::kFloat && to == at::kBFloat16);
-}
-
 /// Reads a strided part of a storage into a strided tensor, dimension by dimension, in the order of the storage.
 class BoxReader {
  public:
@@ -121,6 +116,11 @@ class BoxReader {
   std::vector<Dim> dims_;
 };
 }  // namespace
+
+bool converts(at::ScalarType from, at::ScalarType to) {
+  auto narrow = from == at::kBFloat16 || from == at::kHalf || from == at::kDouble;
+  return from == to || (narrow && to == at::kFloat) || (from == at::kFloat && to == at::kBFloat16);
+}
 
 void read_box(const ReadableFile& file, const TensorItem& item, const Box& from, at::Tensor into,
               const std::string& what) {

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/torch_archive.h"
+#include "comm/together.h"
 
 namespace meshard {
 
@@ -67,18 +68,6 @@ std::filesystem::path partial_folder(const std::filesystem::path& folder) {
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text));
-}
-
-// Runs `work` on this rank; its failure, or another rank's, is thrown everywhere.
-template <class Work>
-void together(World& world, const Work& work) {
-  std::string problem;
-  try {
-    work();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  world.raise_together(problem);
 }
 
 }  // namespace

@@ -39,6 +39,13 @@ std::string flat_key(const std::vector<PathElement>& path) {
   return key;
 }
 
+at::Tensor part_of(at::Tensor values, const Box& box) {
+  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
+    values = values.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
+  }
+  return values;
+}
+
 StateTensor replicated_tensor(std::vector<PathElement> path, const at::Tensor& values, int world_size) {
   StateTensor tensor{flat_key(path), std::move(path), values.scalar_type(), values.sizes().vec(), {}, {}};
   tensor.pieces.push_back({whole(tensor.shape), values});

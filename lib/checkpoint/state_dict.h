@@ -18,6 +18,9 @@ struct Piece {
   at::Tensor values;
 };
 
+/// Local. The part of a tensor that lies in `box`; shares its memory.
+at::Tensor part_of(at::Tensor values, const Box& box);
+
 struct StateTensor {
   std::string key;                ///< flat key: "model.model.norm.weight"
   std::vector<PathElement> path;  ///< ("model", "model.norm.weight")

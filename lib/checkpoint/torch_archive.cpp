@@ -9,8 +9,8 @@
 
 #include "base/error.h"
 #include "base/hash.h"
-#include "checkpoint/archive_types.h"
 #include "checkpoint/crc32c.h"
+#include "checkpoint/dtype_names.h"
 
 namespace meshard {
 namespace {
@@ -173,7 +173,7 @@ pickle::Value int_tuple(at::IntArrayRef values) {
   return pickle::Value::tuple(std::move(items));
 }
 
-pickle::Value pickled_tensor(const at::Tensor& tensor, const ArchiveType& type) {
+pickle::Value pickled_tensor(const at::Tensor& tensor, const DtypeName& type) {
   using pickle::Value;
   bool typed = !type.storage.empty();
   auto storage =
@@ -197,8 +197,8 @@ std::int64_t write_tensor_item(const at::Tensor& tensor, const ByteSink& sink) {
   if (!tensor.defined() || !tensor.is_cpu() || !tensor.is_contiguous()) {
     throw ArgumentError("an item of a checkpoint is written from a contiguous tensor in host memory");
   }
-  auto type = std::ranges::find(kArchiveTypes, tensor.scalar_type(), &ArchiveType::dtype);
-  if (type == kArchiveTypes.end()) {
+  auto type = std::ranges::find(kDtypeNames, tensor.scalar_type(), &DtypeName::dtype);
+  if (type == kDtypeNames.end()) {
     throw ArgumentError(fmt::format("tensors of {} cannot be written", c10::toString(tensor.scalar_type())));
   }
   ArchiveWriter archive(sink);

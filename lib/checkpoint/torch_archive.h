@@ -39,9 +39,12 @@ TensorItem read_tensor_item(const ReadableFile& file, const ItemPlace& place, co
 /// Local. The plain value of a byte item. IoError as above.
 pickle::Value read_value_item(const ReadableFile& file, const ItemPlace& place, const std::string& what);
 
+/// Local. Whether read_box() takes values of one dtype into another: the same; bf16, fp16, fp64 to fp32; fp32 to bf16.
+bool converts(at::ScalarType from, at::ScalarType to);
+
 /// Local. Reads box `from` (in the item's own coordinates) of a tensor item into `into`, a host tensor view of the same
-/// sizes and of any strides, converting bf16, fp16 and fp64 to fp32 (and fp32 to bf16) where dtypes differ; other
-/// conversions are IoError. Contiguous runs of both are read straight into place in one call each.
+/// sizes and of any strides; IoError if it does not convert. Contiguous runs of both are read straight into place in
+/// one call each.
 void read_box(const ReadableFile& file, const TensorItem& item, const Box& from, at::Tensor into,
               const std::string& what);
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "checkpoint/archive_types.h"
+#include "checkpoint/dtype_names.h"
 #include "checkpoint/torch_archive.h"
 #include "checkpoint/zip_reader.h"
 
@@ -17,13 +17,13 @@ using pickle::Value;
   throw IoError(what + ": " + why);
 }
 
-const ArchiveType* archive_type(std::string_view module, std::string_view name) {
-  auto is_it = [&](const ArchiveType& type) { return type.name == name || type.storage == name; };
-  auto type = std::ranges::find_if(kArchiveTypes, is_it);
-  return module != "torch" || type == kArchiveTypes.end() || name.empty() ? nullptr : &*type;
+const DtypeName* archive_type(std::string_view module, std::string_view name) {
+  auto is_it = [&](const DtypeName& type) { return type.name == name || type.storage == name; };
+  auto type = std::ranges::find_if(kDtypeNames, is_it);
+  return module != "torch" || type == kDtypeNames.end() || name.empty() ? nullptr : &*type;
 }
 
-const ArchiveType* archive_type(const Value& global) {
+const DtypeName* archive_type(const Value& global) {
   return global.kind == Value::Kind::Global ? archive_type(global.text(), global.name()) : nullptr;
 }
 

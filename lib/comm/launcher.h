@@ -10,13 +10,18 @@ struct Launch {
   std::optional<int> size;  ///< of the world, if the launcher says so; 1 if the process was not launched
 };
 
-/// Local. Reads OMPI_COMM_WORLD_RANK and _SIZE (mpirun), PMIX_RANK and SLURM_STEP_NUM_TASKS (srun --mpi=pmix). For what
-/// must be known before MPI_Init: whether a config fits the number of ranks, and which rank prints that it does not.
+/// Local. Reads OMPI_COMM_WORLD_RANK and _SIZE (mpirun), PMIX_RANK or SLURM_PROCID with SLURM_STEP_NUM_TASKS (srun),
+/// PMI_RANK and PMI_SIZE (launchers of other MPIs). For what must be known before MPI_Init: which process prints an
+/// error that all of them have.
 Launch launch_of_environment();
 
 /// Local. The guard to be called BEFORE MPI_Init: some builds of Open MPI abort inside it. Throws ConfigError with the
-/// right command if the environment shows an `srun` step of several tasks without PMI (each task would be a world of
-/// its own).
+/// right command if this is one of several processes that will not find each other, each a world of its own: srun
+/// without PMIx, or the launcher of another MPI.
 void check_launcher_environment();
+
+/// Local. The guard AFTER MPI_Init: throws ConfigError with the right command if the launcher started several processes
+/// but the world has only this one (an mpirun or a PMIx that the Open MPI of this program does not understand).
+void check_launched_world(int world_size);
 
 }  // namespace meshard

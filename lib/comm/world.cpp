@@ -33,6 +33,7 @@ at::Tensor bytes_tensor(const std::string& text, std::int64_t size) {
 World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
   check_launcher_environment();
   state_->join();
+  check_launched_world(size());
   if (options.expect_ranks && *options.expect_ranks != size()) {
     throw ConfigError(fmt::format("this run has {} ranks, not the {} of --expect-ranks: check how it was started",
                                   size(), *options.expect_ranks));
@@ -131,9 +132,11 @@ void World::raise_together(const std::string& problem, ExitCode code) {
   control().all_reduce(any, ReduceOp::Max).wait();
   if (*any.const_data_ptr<int>() == 0) return;
   auto problems = gather_texts(problem);
+  auto codes = gather_texts(std::to_string(code));
   auto first = std::find_if(problems.begin(), problems.end(), [](auto& text) { return !text.empty(); });
   auto culprit = first - problems.begin();
-  throw Error(code, fmt::format("rank {} on {}: {}", culprit, places()[culprit].host, *first));
+  throw Error(static_cast<ExitCode>(std::stoi(codes[culprit])),
+              fmt::format("rank {} on {}: {}", culprit, places()[culprit].host, *first));
 }
 
 int World::rank() const {

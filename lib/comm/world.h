@@ -58,9 +58,8 @@ class World {
   /// else it is printed as "rank 2 on node7: message" and MPI_Abort ends the others. For main.cpp only.
   [[noreturn]] void abandon(const std::string& message, int code);
 
-  /// Collective over all ranks. Throws on every rank the same Error with exit code `code` if any rank gave a non-empty
-  /// problem: "rank 2 on node7: <problem>" of the lowest such rank. For local work that every rank must have done
-  /// before the run may go on.
+  /// Collective over all ranks. Throws the same Error on every rank if any rank gave a non-empty problem: "rank 2 on
+  /// node7: <problem>" of the lowest such rank, with that rank's exit code `code`. together.h does this for a function.
   void raise_together(const std::string& problem, ExitCode code = kExitFailure);
   World(const World&) = delete;
   World& operator=(const World&) = delete;

@@ -5,6 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
@@ -18,22 +20,43 @@ namespace {
 constexpr std::string_view kStatePrefix = "model.";
 constexpr const char* kTiedHead = "lm_head.weight";
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr std::string_view kLayers = "model.layers.";
+constexpr std::uint64_t kMostLayers = 1'000'000;  // so that sums of two do not overflow
 
-Box shifted_by(Box box, const Shape& origin) {
-  for (std::size_t d = 0; d < origin.size(); ++d) box.offsets[d] -= origin[d];
-  return box;
+struct LayerRange {
+  std::int64_t begin = 0, end = 0;
+};
+
+// Layers that the files have after those of the class: they predict further tokens, and the class does not load them.
+LayerRange prediction_layers(const Safetensors& from) {
+  const auto text = from.text_of("config.json");
+  if (text.empty()) return {};
+  try {
+    const auto config = nlohmann::json::parse(text);
+    const auto number = [&](const char* name) {
+      const auto found = config.find(name);
+      const bool given = found != config.end() && found->is_number_unsigned();
+      return given ? static_cast<std::int64_t>(std::min(found->get<std::uint64_t>(), kMostLayers)) : 0;
+    };
+    const auto begin = number("num_hidden_layers");
+    return {begin, begin + number("num_nextn_predict_layers")};
+  } catch (const nlohmann::json::exception& error) {
+    throw IoError(fmt::format("{} is damaged: {}", (from.path() / "config.json").string(), error.what()));
+  }
 }
 
-at::Tensor narrowed(at::Tensor values, const Box& box) {
-  for (std::size_t d = 0; d < box.sizes.size(); ++d) {
-    values = values.narrow(static_cast<std::int64_t>(d), box.offsets[d], box.sizes[d]);
-  }
-  return values;
+bool is_of_layers(const std::string& name, const LayerRange& layers) {
+  if (!name.starts_with(kLayers)) return false;
+  std::int64_t layer = -1;
+  const auto* end = name.data() + name.size();
+  const auto [rest, error] = std::from_chars(name.data() + kLayers.size(), end, layer);
+  return error == std::errc() && rest != end && *rest == '.' && layer >= layers.begin && layer < layers.end;
 }
 
 class Import {
  public:
-  Import(const Safetensors& from, const HfModel& model, const StateDict& into) : from_(from), model_(model) {
+  Import(const Safetensors& from, const HfModel& model, const StateDict& into)
+      : from_(from), model_(model), prediction_layers_(prediction_layers(from)) {
     for (const auto& tensor : into.tensors) {
       if (tensor.key.starts_with(kStatePrefix)) plan(tensor);
     }
@@ -63,6 +86,10 @@ class Import {
     if (absent_biases_ > 0) {
       notes.push_back(fmt::format("{} has no expert bias for {} layers: it keeps its declared value, {}",
                                   from_.path().string(), absent_biases_, model_.moe->bias_initial));
+    }
+    if (of_prediction_ > 0) {
+      notes.push_back(fmt::format("{} tensors of multi-token-prediction layers were left out: this model has none",
+                                  of_prediction_));
     }
     return notes;
   }
@@ -104,6 +131,10 @@ class Import {
   }
 
   void judge_unclaimed(const std::string& name, const SafetensorsEntry& entry) {
+    if (is_of_layers(name, prediction_layers_)) {
+      ++of_prediction_;
+      return;
+    }
     if (name.ends_with("rotary_emb.inv_freq")) return;
     if (entry.length == 0 && name.find(".mlp.shared_experts.") != std::string::npos) return;
     if (is_expert_bias(name) && bias_is_off()) {
@@ -129,8 +160,8 @@ class Import {
     for (const auto& part : parts) {
       const auto shared = overlap(piece.box, part.box);
       if (shared.numel() == 0) continue;
-      auto from = shifted_by(shared, part.box.offsets);
-      auto into = narrowed(host, shifted_by(shared, piece.box.offsets));
+      auto from = shifted(shared, part.box.offsets);
+      auto into = part_of(host, shifted(shared, piece.box.offsets));
       if (part.shape.size() < part.box.sizes.size()) {  // one expert of the stack
         from.offsets.erase(from.offsets.begin());
         from.sizes.erase(from.sizes.begin());
@@ -147,7 +178,8 @@ class Import {
   std::set<std::string> claimed_;
   Mismatch mismatch_;
   std::map<std::pair<at::ScalarType, at::ScalarType>, int> converted_;
-  int absent_biases_ = 0;
+  LayerRange prediction_layers_;
+  int absent_biases_ = 0, of_prediction_ = 0;
 };
 
 }  // namespace

@@ -249,6 +249,12 @@ void Safetensors::read(const std::string& name, const Box& box, at::Tensor into)
            fmt::format("tensor `{}` of {}", name, (folder_ / tensor.file).string()));
 }
 
+std::string Safetensors::text_of(const std::string& name) const {
+  if (!files_.exists(folder_ / name)) return "";
+  const auto bytes = read_file(files_, folder_ / name, kLongestHeader);
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
 bool Safetensors::same(const std::string& name, const std::string& other) const {
   const auto &a = entry(name), &b = entry(other);
   if (a.dtype != b.dtype || a.shape != b.shape) return false;

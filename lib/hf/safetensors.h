@@ -50,6 +50,8 @@ class Safetensors {
   /// (checkpoint/torch_archive.h) does. IoError: no such tensor, a conversion that is not done, an unreadable file;
   /// ShapeError: a box that the tensor does not have.
   void read(const std::string& name, const Box& box, at::Tensor into) const;
+  /// The text of a small file in the folder; empty: there is none. IoError if it cannot be read.
+  std::string text_of(const std::string& name) const;
   /// Whether two tensors are the same: dtype, shape and every byte.
   bool same(const std::string& name, const std::string& other) const;
 

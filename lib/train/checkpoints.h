@@ -1,12 +1,10 @@
 #pragma once
-// The checkpoints of a training run: when they are written, and which one a run begins from. dcp.md, contract.md
-// section 5.
+// The checkpoints that a training run writes. dcp.md, contract.md section 5.
 
-#include <optional>
+#include <chrono>
 #include <string>
 
 #include "base/log.h"
-#include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "checkpoint/store.h"
 #include "config/config.h"
@@ -46,6 +44,9 @@ class Checkpoints {
   std::int64_t newest() const { return newest_; }
   /// Says that the run began from this step's checkpoint.
   void began_from(std::int64_t step) { newest_ = step; }
+  /// Seconds that a stop would wait until its checkpoint is complete: those of the slowest save so far, and what one in
+  /// flight may still need. 0 if none was measured.
+  double seconds_to_stop() const;
   /// Seconds that training waited for saves since the last call.
   double take_stall();
 
@@ -59,34 +60,9 @@ class Checkpoints {
   CheckpointStore store_;
   TrainingParts parts_;
   Saver saver_;
-  double stall_ = 0.0;
+  std::chrono::steady_clock::time_point save_begin_;
+  double stall_ = 0.0, slowest_save_ = 0.0;
   std::int64_t newest_ = 0, in_flight_ = 0;
 };
-
-/// What a run began from.
-struct LoadedCheckpoint {
-  Progress progress;
-  std::filesystem::path folder;
-  std::string notes;  ///< for the log: damaged ones that were passed over, changes of the config, values converted
-};
-
-/// Collective over world. The newest complete checkpoint below `root` that verifies, loaded into the parts; none:
-/// nothing. Damaged ones are passed over, and said. Throws ConfigError, with every changed key, if it is of another
-/// model; IoError if keys or shapes do not match (checkpoint.strict), or all are damaged. The same on every rank.
-std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
-                                              const TrainingParts& parts);
-
-/// Collective over world. This checkpoint or, of a run's folder, its newest. Errors as above; damage is one.
-LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
-                             const TrainingParts& parts);
-
-/// Local. The config that a checkpoint was made with, with overrides. ConfigError for one that PyTorch wrote: it has
-/// none.
-Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
-
-/// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
-/// Hugging Face folder.
-LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
-                              const TrainingParts& parts);
 
 }  // namespace meshard

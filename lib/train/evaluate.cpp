@@ -6,8 +6,7 @@
 
 #include "base/error.h"
 #include "train/assemble.h"
-#include "train/batches.h"
-#include "train/checkpoints.h"
+#include "train/resume.h"
 #include "train/sharded_model.h"
 
 namespace meshard {
@@ -24,6 +23,24 @@ void shard_over_all_ranks(ParallelConfig& parallel, int ranks) {
 
 }  // namespace
 
+double sum_over_ranks(World& world, double value) {
+  auto sum = at::full({1}, value, at::kDouble);
+  world.control().all_reduce(sum, ReduceOp::Sum, {"loss", true}).wait();
+  return sum.item<double>();
+}
+
+std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches& batches,
+                                    const std::function<bool()>& stop) {
+  c10::NoGradGuard no_grad;
+  double sum = 0.0;
+  for (std::int64_t round = 0; round < batches.eval_rounds(); ++round) {
+    if (stop()) return {};
+    auto batch = batches.eval(round);
+    sum += model.loss(batch.ids, batch.targets, 1.0).item<double>();
+  }
+  return sum_over_ranks(world, sum) / static_cast<double>(batches.eval_tokens());
+}
+
 Evaluation evaluate_checkpoint(World& world, Config config, const std::filesystem::path& checkpoint, Log& log) {
   shard_over_all_ranks(config.parallel, world.size());
   auto corpus = open_corpus(corpus_options(config));
@@ -37,15 +54,8 @@ Evaluation evaluate_checkpoint(World& world, Config config, const std::filesyste
   auto loaded = load_weights(world, posix_file_system(), checkpoint, {config, *context, *optimizer});
   if (!loaded.notes.empty()) log.print(loaded.notes);
 
-  c10::NoGradGuard no_grad;
-  double sum = 0.0;
-  for (std::int64_t round = 0; round < batches.eval_rounds(); ++round) {
-    auto batch = batches.eval(round);
-    sum += model.lm->loss(batch.ids, batch.targets, 1.0).item<double>();
-  }
-  auto total = at::full({1}, sum, at::kDouble);
-  world.control().all_reduce(total, ReduceOp::Sum, {"loss", true}).wait();
-  return {total.item<double>() / static_cast<double>(batches.eval_tokens()), batches.eval_tokens(), corpus->is_bytes()};
+  auto loss = held_out_loss(world, *model.lm, batches, [] { return false; });
+  return {*loss, batches.eval_tokens(), corpus->is_bytes()};
 }
 
 }  // namespace meshard

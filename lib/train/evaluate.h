@@ -1,13 +1,25 @@
 #pragma once
-// Evaluation of a checkpoint without training.
+// The held-out loss, of a model in training or of a checkpoint.
 
 #include <filesystem>
+#include <functional>
+#include <optional>
 
 #include "base/log.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "nn/causal_lm.h"
+#include "train/batches.h"
 
 namespace meshard {
+
+/// Collective over world (control). The sum of one number per rank.
+double sum_over_ranks(World& world, double value);
+
+/// Collective over world. Mean loss per held-out target token. `stop`, which all ranks answer alike, is asked before
+/// each round; none if it says so.
+std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches& batches,
+                                    const std::function<bool()>& stop);
 
 struct Evaluation {
   double loss = 0.0;        ///< mean over the held-out target tokens

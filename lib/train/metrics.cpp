@@ -1,7 +1,6 @@
 #include "train/metrics.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "comm/together.h"
 
 namespace meshard {
 
@@ -39,12 +39,20 @@ std::string rate_text(double tokens_per_s) {
 
 }  // namespace
 
-Spread spread_over_ranks(World& world, double value) {
-  auto all = at::empty({world.size()}, at::kDouble);
-  world.control().all_gather(all, at::full({1}, value, at::kDouble), {"metrics", true}).wait();
-  auto* begin = all.mutable_data_ptr<double>();
-  std::sort(begin, begin + world.size());
-  return {begin[0], begin[world.size() / 2], begin[world.size() - 1]};
+std::vector<Spread> spreads_over_ranks(World& world, const std::vector<double>& values) {
+  auto count = std::ssize(values);
+  auto mine = at::empty({count}, at::kDouble);
+  std::ranges::copy(values, mine.mutable_data_ptr<double>());
+  auto all = at::empty({world.size() * count}, at::kDouble);
+  world.control().all_gather(all, mine, {"metrics", true}).wait();
+  std::vector<Spread> spreads;
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto of_ranks = all.view({world.size(), count}).select(1, i).contiguous();
+    auto* begin = of_ranks.mutable_data_ptr<double>();
+    std::sort(begin, begin + world.size());
+    spreads.push_back({begin[0], begin[world.size() / 2], begin[world.size() - 1]});
+  }
+  return spreads;
 }
 
 std::int64_t peak_memory_bytes() {
@@ -75,13 +83,7 @@ void Metrics::append(const Json& line) {
 }
 
 void Metrics::append_together(const Json& line) {
-  std::string problem;
-  try {
-    append(line);
-  } catch (const IoError& error) {
-    problem = error.what();
-  }
-  world_.raise_together(problem);
+  together(world_, [&] { append(line); });
 }
 
 void Metrics::header(const Json& header) {
@@ -89,8 +91,8 @@ void Metrics::header(const Json& header) {
 }
 
 void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progress) {
-  auto ms = spread_over_ranks(world_, record.seconds * 1e3);
-  auto memory = spread_over_ranks(world_, static_cast<double>(peak_memory_bytes()));
+  auto spreads = spreads_over_ranks(world_, {record.seconds * 1e3, static_cast<double>(peak_memory_bytes())});
+  auto &ms = spreads[0], &memory = spreads[1];
   auto tokens_per_step = static_cast<double>(config_.train.global_batch_size * config_.train.seq_len);
   auto tokens_per_s = tokens_per_step / (ms.max / 1e3);
   auto tflops = tokens_per_s * flops_per_token_ / world_.size() / 1e12;

@@ -67,8 +67,8 @@ class Metrics {
   double seconds_per_step_ = 0.0;  ///< smoothed, for the ETA
 };
 
-/// Collective over world (control). Spread of `value` over the ranks.
-Spread spread_over_ranks(World& world, double value);
+/// Collective over world (control). Spread over the ranks of each of `values`, of which every rank gives as many.
+std::vector<Spread> spreads_over_ranks(World& world, const std::vector<double>& values);
 
 /// Local. Peak resident memory of this process, bytes.
 std::int64_t peak_memory_bytes();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "comm/together.h"
 
 namespace meshard {
 
@@ -55,21 +56,10 @@ std::unique_ptr<RoutingTap> open_replay(const Config& config) {
 std::unique_ptr<RoutingTap> start_recording(World& world, const Config& config) {
   auto& file = config.regression.record_routing;
   if (!file) return nullptr;
-  std::string problem;
-  std::unique_ptr<RoutingTap> tap;
-  auto attempt = [&](auto work) {
-    try {
-      work();
-    } catch (const Error& error) {
-      problem = error.what();
-    }
-    world.raise_together(problem);
-  };
-  attempt([&] {
+  together(world, [&] {
     if (world.rank() == 0) create_routing_file(*file, routing_shape(config));
   });
-  attempt([&] { tap = record_routing(*file, routing_shape(config)); });
-  return tap;
+  return together(world, [&] { return record_routing(*file, routing_shape(config)); });
 }
 
 }  // namespace meshard

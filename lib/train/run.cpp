@@ -10,13 +10,16 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/whole_file.h"
 #include "checkpoint/file_system.h"
+#include "comm/together.h"
 #include "plan/assemble.h"
 #include "plan/plan.h"
 #include "sharding/audit.h"
 #include "sharding/model_hash.h"
 #include "train/assemble.h"
 #include "train/initialise.h"
+#include "train/resume.h"
 #include "train/routing_tap.h"
 #include "train/sharded_model.h"
 #include "train/startup.h"
@@ -33,24 +36,6 @@ int threads_per_rank(const Config& config, const World& world) {
   sched_getaffinity(0, sizeof allowed, &allowed);
   auto cores = static_cast<int>(std::thread::hardware_concurrency());
   return std::max(1, std::min(CPU_COUNT(&allowed), cores / world.place().local_size));
-}
-
-// Local work that every rank must have done: an error of one becomes an error of all.
-template <class Work>
-auto together(World& world, const Work& work) {
-  decltype(work()) result{};
-  std::string problem;
-  ExitCode code = kExitFailure;
-  try {
-    result = work();
-  } catch (const Error& error) {
-    problem = error.what();
-    code = error.code();
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  world.raise_together(problem, code);
-  return result;
 }
 
 std::filesystem::path folder_of(const Config& config, const RunOptions& options) {
@@ -149,16 +134,12 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   auto tap = together(world, [&] { return open_replay(config); });
   together(world, [&] {
     if (world.rank() == 0) check_sources(options, folder_of(config, options));
-    return 0;
   });
   RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
   together(world, [&] {
-    if (world.rank() == 0) {
-      log.tee(folder.log());
-    }
-    return 0;
+    if (world.rank() == 0) log.tee(folder.log());
   });
   if (config.regression.fault != "none") {
     log.print(fmt::format("FAULT ON: {} (regression.fault): this run is wrong on purpose", config.regression.fault));
@@ -178,8 +159,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   Checkpoints checkpoints(world, log, posix_file_system(), folder.checkpoints(), parts);
   auto progress = begin_run(world, options, folder, parts, log);
   together(world, [&] {  // not before a refused resume
-    if (world.rank() == 0) RunFolder::write_file(folder.config(), resolved);
-    return 0;
+    if (world.rank() == 0) write_whole_file(folder.config(), resolved);
   });
   checkpoints.began_from(options.resume_from ? 0 : progress.step);
   std::optional<Balance> balance;

@@ -1,18 +1,13 @@
 #include "train/run_folder.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
-#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <thread>
 
 #include "base/error.h"
+#include "base/whole_file.h"
 
 namespace meshard {
 
@@ -21,51 +16,6 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr auto kLockPatience = std::chrono::seconds(10);
-
-// Field 22 of /proc/PID/stat, in clock ticks since boot: tells a process from a later one of the same pid.
-std::string process_start(pid_t pid) {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(file, line)) return "";
-  std::istringstream rest(line.substr(line.rfind(')') + 1));
-  std::string field;
-  for (int i = 0; i < 20; ++i) rest >> field;
-  return field;
-}
-
-std::string host_name() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return name;
-}
-
-struct Owner {
-  std::string host, start;
-  pid_t pid = 0;
-
-  bool dead() const { return host == host_name() && process_start(pid) != start; }
-  std::string text() const { return fmt::format("process {} on {}", pid, host); }
-};
-
-// An empty or torn lock belongs to a process that died, or is just being written; age decides which.
-std::optional<Owner> read_owner(const fs::path& lock) {
-  auto json = nlohmann::json::parse(std::ifstream(lock), nullptr, false);
-  if (json.is_discarded() || !json.is_object()) return {};
-  return Owner{json.value("host", ""), json.value("start", ""), json.value("pid", 0)};
-}
-
-bool create_lock(const fs::path& lock) {
-  int fd = open(lock.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644);
-  if (fd < 0 && errno == EEXIST) return false;
-  if (fd < 0) throw ConfigError(fmt::format("cannot write {}: {}", lock.string(), std::strerror(errno)));
-  nlohmann::json owner{{"host", host_name()}, {"pid", getpid()}, {"start", process_start(getpid())}};
-  auto text = owner.dump() + "\n";
-  auto written = write(fd, text.data(), text.size());
-  close(fd);
-  if (written == static_cast<ssize_t>(text.size())) return true;
-  fs::remove(lock);
-  throw ConfigError(fmt::format("cannot write {}: the disk is full", lock.string()));
-}
 
 // Leaves out lines of steps that will be done again, so that each step stands once; a torn line too.
 // Returns how many.
@@ -82,7 +32,7 @@ int cut_steps_after(const fs::path& metrics, std::int64_t step) {
       ++cut;
     }
   }
-  RunFolder::write_file(metrics, kept);
+  write_whole_file(metrics, kept);
   return cut;
 }
 
@@ -99,20 +49,10 @@ RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite)
     } catch (const std::exception& error) {
       problem = error.what();
     }
-    if (!problem.empty()) release_lock();
+    if (!problem.empty()) lock_.reset();
   }
   problem = world.share_text(problem);
   if (!problem.empty()) throw ConfigError(problem);
-}
-
-RunFolder::~RunFolder() {
-  release_lock();
-}
-
-void RunFolder::release_lock() {
-  std::error_code ignored;
-  if (owns_lock_) fs::remove(path_ / "lock", ignored);
-  owns_lock_ = false;
 }
 
 void RunFolder::prepare(Resume resume, bool overwrite) {
@@ -123,7 +63,7 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
     throw ConfigError(fmt::format("cannot make the run folder {}: {}; choose another run.dir or --run-dir",
                                   path_.string(), failed.message()));
   }
-  take_lock();
+  lock_.emplace(path_, FolderLock::Words{"run folder", "choose another run.name"}, kLockPatience);
   bool used = fs::exists(metrics()) || fs::exists(checkpoints());
   if (used && overwrite) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
@@ -140,41 +80,6 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
 
 int RunFolder::cut_metrics_after(std::int64_t step) {
   return fs::is_regular_file(metrics()) ? cut_steps_after(metrics(), step) : 0;
-}
-
-void RunFolder::take_lock() {
-  auto lock = path_ / "lock";
-  auto give_up = std::chrono::steady_clock::now() + kLockPatience;
-  while (!create_lock(lock)) {
-    auto owner = read_owner(lock);
-    bool late = std::chrono::steady_clock::now() > give_up;
-    if (owner ? owner->dead() : late) {
-      fs::remove(lock);
-    } else if (late) {
-      throw ConfigError(
-          fmt::format("the run folder {} is locked by {}: wait for it to end, or choose another run.name; "
-                      "if that process is gone, remove {}",
-                      path_.string(), owner->text(), lock.string()));
-    } else {
-      std::this_thread::sleep_for(std::chrono::milliseconds(200));
-    }
-  }
-  owns_lock_ = true;
-}
-
-void RunFolder::write_file(const fs::path& file, const std::string& text) {
-  auto partial = file;
-  partial += ".partial";
-  std::ofstream stream(partial);
-  stream << text;
-  stream.close();
-  std::error_code failed;
-  if (!stream) failed = std::error_code(errno, std::generic_category());
-  if (!failed) fs::rename(partial, file, failed);
-  if (!failed) return;
-  std::error_code ignored;
-  fs::remove(partial, ignored);
-  throw IoError(fmt::format("cannot write {}: {}", file.string(), failed.message()));
 }
 
 }  // namespace meshard

@@ -10,8 +10,10 @@
 //   STOP           made by the user, also before the start, to ask the run to stop; removed when honoured
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
+#include "base/folder_lock.h"
 #include "comm/world.h"
 
 namespace meshard {
@@ -28,8 +30,6 @@ class RunFolder {
   /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (Resume::None
   /// without `overwrite`, which removes the run's files first), not writable.
   RunFolder(World& world, std::filesystem::path path, Resume resume, bool overwrite);
-  /// Local. Gives the lock up.
-  ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
 
@@ -46,17 +46,12 @@ class RunFolder {
   std::filesystem::path dump() const { return path_ / "dump"; }
   std::filesystem::path stop() const { return path_ / "STOP"; }
 
-  /// Local, for rank 0. Writes a small file whole: to a new name, then renamed. Throws IoError naming it.
-  static void write_file(const std::filesystem::path& file, const std::string& text);
-
  private:
   void prepare(Resume resume, bool overwrite);
-  void take_lock();
-  void release_lock();
 
   std::filesystem::path path_;
   bool used_ = false;
-  bool owns_lock_ = false;
+  std::optional<FolderLock> lock_;  ///< rank 0's
 };
 
 }  // namespace meshard

@@ -1,12 +1,11 @@
 // The heart of the trainer: one optimizer step, and one evaluation.
 
-#include <ATen/ops/full.h>
-#include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cmath>
 
+#include "train/evaluate.h"
 #include "train/trainer.h"
 
 namespace meshard {
@@ -17,12 +16,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double sum_over_ranks(World& world, double value) {
-  auto sum = at::full({1}, value, at::kDouble);
-  world.control().all_reduce(sum, ReduceOp::Sum, {"loss", true}).wait();
-  return sum.item<double>();
 }
 
 }  // namespace
@@ -93,15 +86,8 @@ double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatc
 }
 
 std::optional<double> Trainer::evaluate() {
-  c10::NoGradGuard no_grad;
   if (balance_) balance_->begin_evaluation();
-  double sum = 0.0;
-  for (std::int64_t round = 0; round < batches_.eval_rounds(); ++round) {
-    if (stop_.agreed()) return {};
-    auto batch = batches_.eval(round);
-    sum += model_.loss(batch.ids, batch.targets, 1.0).item<double>();
-  }
-  return sum_over_ranks(world_, sum) / static_cast<double>(batches_.eval_tokens());
+  return held_out_loss(world_, model_, batches_, [this] { return stop_.agreed().has_value(); });
 }
 
 }  // namespace meshard

@@ -18,7 +18,7 @@ enum Reason { kNone, kTimeLimit, kStopFile, kSignal };
 std::string text_of(Reason reason) {
   switch (reason) {
     case kTimeLimit:
-      return "train.max_minutes is over";
+      return "train.max_minutes is over, but for the time of a checkpoint";
     case kStopFile:
       return "a STOP file asked for it";
     default:
@@ -47,7 +47,7 @@ int StopRequests::own_reason() const {
   if (caught_signal.load() != 0) return kSignal;
   if (world_.rank() != 0) return kNone;
   if (std::filesystem::exists(stop_file_)) return kStopFile;
-  if (deadline_ && std::chrono::steady_clock::now() >= *deadline_) return kTimeLimit;
+  if (deadline_ && std::chrono::steady_clock::now() + reserved_ >= *deadline_) return kTimeLimit;
   return kNone;
 }
 

@@ -19,6 +19,10 @@ class StopRequests {
   /// Local. `max_minutes` counts from now. `stop_file` is watched by rank 0.
   StopRequests(World& world, std::filesystem::path stop_file, std::optional<double> max_minutes);
 
+  /// Local; rank 0's counts. From now on the time limit falls so much earlier: what one more step and a checkpoint
+  /// take.
+  void reserve(double seconds) { reserved_ = std::chrono::duration<double>(seconds); }
+
   /// Collective over world, until it has answered once. Why to stop, if any rank has a reason: the same text on every
   /// rank, and from then on always.
   std::optional<std::string> agreed();
@@ -29,6 +33,7 @@ class StopRequests {
   World& world_;
   std::filesystem::path stop_file_;
   std::optional<std::chrono::steady_clock::time_point> deadline_;
+  std::chrono::duration<double> reserved_{0.0};
   std::optional<std::string> agreed_;
 };
 

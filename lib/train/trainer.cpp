@@ -35,6 +35,8 @@ Outcome Trainer::run(bool progress) {
     if (config_.regression.guards) check_health(record);
     if (auto outcome = evaluate_if_due()) return *outcome;
     checkpoint_if_due();
+    slowest_step_ = std::max(slowest_step_, record.seconds);
+    if (config_.checkpoint.on_stop) stop_.reserve(slowest_step_ + checkpoints_.seconds_to_stop());
   }
   checkpoints_.finish();
   return {kExitDone, "done"};
@@ -65,6 +67,8 @@ Outcome Trainer::done_before() {
     if (!loss) return stopped(*stop_.agreed());
     metrics_.evaluation(progress_.step, *loss);
   }
+  bool saves = config_.checkpoint.interval > 0 && progress_.step > 0;  // begun from another folder's checkpoint
+  if (saves) checkpoints_.save(progress_, lr_, /*now=*/true);
   return {kExitDone, fmt::format("all {} steps were done before", config_.train.steps)};
 }
 

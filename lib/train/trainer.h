@@ -81,6 +81,7 @@ class Trainer {
   ScheduleOptions schedule_;
   Progress progress_;
   double lr_;  ///< of the last step
+  double slowest_step_ = 0.0;
 };
 
 }  // namespace meshard

@@ -1,8 +1,10 @@
 #include "train/training_state.h"
 
 #include <ATen/ops/full.h>
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 
@@ -11,6 +13,8 @@ namespace meshard {
 namespace {
 
 using pickle::Value;
+
+constexpr float kMostSteps = 1 << 24;  // beyond it a float does not count on
 
 // What torch.optim's constructors put into a group beside the hyperparameters: Python's strict load wants every key.
 pickle::Pairs group_of(const OptimizerConfig& config, double lr, bool decays) {
@@ -98,11 +102,25 @@ StateDict training_state(const ShardingContext& context, const Optimizer& optimi
 }
 
 std::int64_t optimizer_steps(const StateDict& state) {
+  const StateTensor* first = nullptr;
+  float steps = 0.0f;
   for (auto& tensor : state.tensors) {
     bool counts = tensor.key.starts_with("optimizer.state.") && tensor.key.ends_with(".step");
-    if (counts) return static_cast<std::int64_t>(tensor.pieces.front().values.item<float>());
+    if (!counts) continue;
+    auto own = tensor.pieces.front().values.item<float>();
+    if (!(own >= 0.0f && own < kMostSteps && own == std::floor(own))) {
+      throw IoError(fmt::format("{} is {}: no count of steps", tensor.key, own));
+    }
+    if (first && own != steps) {
+      throw IoError(
+          fmt::format("{} is {}, but {} is {}: Meshard keeps one count of steps for all parameters; --init-from takes "
+                      "the weights alone",
+                      first->key, steps, tensor.key, own));
+    }
+    first = &tensor;
+    steps = own;
   }
-  return 0;
+  return static_cast<std::int64_t>(steps);
 }
 
 }  // namespace meshard

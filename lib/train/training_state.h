@@ -12,7 +12,8 @@ namespace meshard {
 /// parameter groups as PyTorch knows them. The optimizer must have been allocated.
 StateDict training_state(const ShardingContext& context, const Optimizer& optimizer, const Config& config, double lr);
 
-/// Local. The optimizer's step count as the loaded state has it: reading fills the tensors that training_state() made.
+/// Local. The optimizer's step count as a loaded state has it: reading fills the tensors that training_state() made.
+/// IoError if its parameters disagree, or one is no count.
 std::int64_t optimizer_steps(const StateDict& state);
 
 }  // namespace meshard

@@ -236,6 +236,46 @@ def part_wire(options, table):
                   f"{total} bytes" + "".join(f"; {k}: {sent.get(k)}, plan {expected.get(k)}" for k in different))
 
 
+def checkpoint_speed(options):
+    folder = OUT / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
+    out, _, others = timed([*mpirun(2), ROOT / "build/bench/checkpoint_speed", BENCH / "checkpoint.yaml", folder, "5"], root)
+    return {**json.loads(out.strip().splitlines()[-1]), "other_cores": others}
+
+
+def peer_checkpoint(options):
+    out, _, others = timed([*TORCHRUN, "2", str(PEER), "dcp", "--dir", str(OUT), "--text", TEXT], {"OMP_NUM_THREADS": "1"})
+    line = json.loads(out.strip().splitlines()[-1])
+    return {key: line["state_mb"] / line[f"{key}_mb_s"] for key in ("save", "load_cold", "load_warm")} | {"other_cores": others}
+
+
+def part_checkpoint(options, table):
+    ours, theirs, quiet = pairs(options, lambda: checkpoint_speed(options), lambda: peer_checkpoint(options))
+    mb = ours[0]["bytes"] / 1e6
+    note = f"{mb:.0f} MB, 2 ranks" + ("" if quiet >= options.repeats else f"; only {quiet} of {len(ours)} pairs were quiet")
+    for key, what, target in (("save", "save", 1.5), ("load_cold", "load, cold", 2.0), ("load_warm", "load, warm", 2.0)):
+        a, b = mb / median(ours, key), mb / median(theirs, key)
+        table.add(f"checkpoint {what}: MB/s", a, b, a / b, ">=", target, note)
+    save, write, stall, copy = (median(ours, key) for key in ("save", "plain_write", "stall", "copy"))
+    table.add("checkpoint save: of a plain write + fsync", mb / save, mb / write, write / save, ">=", 0.75,
+              "beside it: the plain write's MB/s")
+    table.add("checkpoint, asynchronous: stall, of a save", stall, save, stall / save, "<=", 0.3,
+              f"{stall / copy:.2f} x a plain copy")
+    extra = median(ours, "extra_memory") / 1e6
+    table.add("checkpoint save: memory beside the state, MB", extra, None, extra, "<=", 64)
+    table.add("index of 100,000 chunks, written and read, s", median(ours, "index"), None, median(ours, "index"), "<=", 2)
+
+
+def part_metrics(options, table):
+    wait_until_quiet(options)
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
+    command = [*mpirun(2), ROOT / "build/bench/metrics_cost", BENCH / "tiny.yaml", OUT]
+    done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, cwd=ROOT, check=True)
+    cost = json.loads(done.stderr.strip().splitlines()[-1])["ms"]
+    table.add("logging a step of 8 MoE layers, of 50 ms", cost, None, cost / 50, "<=", 0.005, "ms, 2 ranks")
+
+
 def part_quickstart(options, table):
     bits = {}
     for name, minutes_allowed in (("quickstart", 3.0), ("quickstart_moe", 5.0)):
@@ -251,7 +291,7 @@ def part_quickstart(options, table):
 
 
 PARTS = {"single": part_single, "fsdp": part_fsdp, "hsdp": part_hsdp, "moe": part_moe, "startup": part_startup, "plan": part_plan,
-         "wire": part_wire, "quickstart": part_quickstart}
+         "wire": part_wire, "checkpoint": part_checkpoint, "metrics": part_metrics, "quickstart": part_quickstart}
 
 
 def machine():

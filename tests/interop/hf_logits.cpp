@@ -1,5 +1,6 @@
 // Computes what hugging_face_models.py asks for: in each FOLDER it reads config.json, case.json and weights.bin, and
-// writes meshard.json, of the form of expected.json there.
+// writes meshard.json, of the form of expected.json there. For export.py, case.json names a "checkpoint" and nothing
+// else is read; with "rounded", its weights become what bf16 files hold.
 //   interop_hf_logits FOLDER...
 
 #include <ATen/core/grad_mode.h>
@@ -14,6 +15,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "checkpoint/load.h"
 #include "plan/assemble.h"
 
 using namespace meshard;
@@ -81,6 +83,22 @@ class Weights {
     elements_ += value.numel();
   }
 
+  /// Every tensor, from "model.NAME" of a checkpoint: stacked experts have a dimension for the expert there.
+  void read(const CheckpointReader& reader, bool rounded) {
+    for (auto& [name, place] : places_) {
+      StateTensor tensor;
+      tensor.key = "model." + name;
+      tensor.shape = place.sizes().vec();
+      if (name.find(".mlp.experts.") != std::string::npos) {
+        tensor.shape = {experts_, place.size(0) / experts_, place.size(1)};
+      }
+      tensor.pieces = {{whole(tensor.shape), place.view(tensor.shape)}};
+      reader.read(tensor);
+      const bool stays = !rounded || name.ends_with("e_score_correction_bias");
+      if (!stays) place.copy_(place.to(at::kBFloat16));
+    }
+  }
+
   /// IoError if something was not filled.
   void require_complete() const {
     std::map<const void*, std::int64_t> sizes;
@@ -107,15 +125,13 @@ class Weights {
   std::set<const void*> filled_;
 };
 
-void run(const std::filesystem::path& folder) {
+Model model_of_files(const std::filesystem::path& folder, const json& request) {
   const auto config = parse_config(fmt::format("schema: 1\nmodel: {{from_hf: \"{}\"}}\ndata: {{type: synthetic}}\n"
                                                "train: {{steps: 1, global_batch_size: 1, seq_len: 32}}\n",
                                                (folder / "config.json").string()),
                                    "hf_logits.cpp", {}, 1);
   auto model = build_model(config, at::kCPU, {});
-  const auto request = json::parse(read(folder / "case.json"));
   auto data = read(folder / "weights.bin");
-
   Weights weights(model);
   for (const auto& tensor : request["tensors"]) {
     const auto shape = tensor["shape"].get<Shape>();
@@ -124,7 +140,20 @@ void run(const std::filesystem::path& folder) {
     if (value.numel() > 0) weights.fill(tensor["name"], value);  // no shared experts: of zero width
   }
   weights.require_complete();
+  return model;
+}
 
+Model model_of_checkpoint(const json& request) {
+  const CheckpointReader reader(posix_file_system(), request["checkpoint"].get<std::string>());
+  const auto config = parse_config(reader.extra()["config"], "meshard.json", {}, reader.extra()["ranks"]);
+  auto model = build_model(config, at::kCPU, {});
+  Weights(model).read(reader, request.contains("rounded"));
+  return model;
+}
+
+void run(const std::filesystem::path& folder) {
+  const auto request = json::parse(read(folder / "case.json"));
+  auto model = request.contains("checkpoint") ? model_of_checkpoint(request) : model_of_files(folder, request);
   json result = {{"routing", json::array()}};
   if (model.moe) {
     for (auto* layer : model.moe->list()) layer->set_hooks(std::make_unique<RoutingProbe>(*layer, result["routing"]));

@@ -2,9 +2,9 @@
 
 #include <array>
 #include <boost/test/unit_test.hpp>
-#include <cstdlib>
 #include <random>
 
+#include "support/fuzz.h"
 #include "support/torch_items.h"
 
 using namespace meshard;
@@ -152,8 +152,7 @@ BOOST_AUTO_TEST_CASE(hostile_pickles_are_refused) {
 BOOST_AUTO_TEST_CASE(mutated_items_only_give_io_errors) {
   std::vector<std::string> items = {item_of(at::arange(12, at::kFloat).reshape({3, 4}))};
   for (auto name : {"strided", "parameter", "float8", "scalar", "empty", "values"}) items.push_back(torch_item(name));
-  auto wanted = std::getenv("MESHARD_FUZZ_INPUTS");
-  int inputs = wanted ? std::atoi(wanted) : 20'000, accepted = 0;
+  int inputs = fuzz_inputs(), accepted = 0;
   Mutator mutator(5);
   for (int i = 0; i < inputs; ++i) {
     BOOST_TEST_CONTEXT("input " << i) {

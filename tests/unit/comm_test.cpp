@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -44,8 +45,9 @@ struct Environment {
   ~Environment() {
     for (auto name : kNames) ::unsetenv(name);
   }
-  static constexpr const char* kNames[] = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK",
-                                           "SLURM_STEP_NUM_TASKS"};
+  static constexpr const char* kNames[] = {
+      "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
+      "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS"};
 };
 
 }  // namespace
@@ -123,30 +125,73 @@ BOOST_AUTO_TEST_CASE(devices_are_chosen_by_local_rank) {
   BOOST_TEST((choose_devices({{"a"}, {"b"}}) == Chosen{0, 0}));
   BOOST_TEST((choose_devices({{"a", "b"}, {"c", "d"}}) == Chosen{0, 1}));
   BOOST_TEST((choose_devices({{"b", "a"}, {"a", "b"}}) == Chosen{0, 0}));
+  BOOST_TEST(
+      (choose_devices({{"a", "b", "c", "d"}, {"a", "b", "c", "d"}, {"a", "b", "c", "d"}, {"a", "b", "c", "d"}}) ==
+       Chosen{0, 1, 2, 3}));
+  BOOST_TEST((choose_devices({{"a"}, {"b"}, {"c"}, {"d"}}) == Chosen{0, 0, 0, 0}));
+  BOOST_TEST((choose_devices({{"a", "b"}, {"a", "b"}, {"c", "d"}, {"c", "d"}}) == Chosen{0, 1, 0, 1}));
   BOOST_TEST((choose_devices({{"a"}, {"a"}}) == Chosen{0, std::nullopt}));
   BOOST_TEST((choose_devices({{}, {"a"}}) == Chosen{std::nullopt, 0}));
   BOOST_TEST(why_no_device({{"a"}, {"a"}}, {4, 5}, 1) == "rank 5 has no CUDA device of its own: a is used by rank 4");
   BOOST_TEST(why_no_device({{}}, {3}, 0) == "rank 3 sees no CUDA device");
 }
 
-// Catches: srun without PMI, where each task would train alone; a refusal of a launch that is right.
-BOOST_AUTO_TEST_CASE(srun_without_pmi_is_refused) {
-  {
-    Environment bare(Variables{{"SLURM_STEP_NUM_TASKS", "8"}});
-    BOOST_CHECK_EXCEPTION(check_launcher_environment(), ConfigError, [](const ConfigError& error) {
-      auto text = std::string(error.what());
-      return text.find("mpirun -n 8") != std::string::npos && text.find("srun --mpi=pmix -n 8") != std::string::npos;
-    });
+namespace {
+
+/// What the check says of this environment; empty if nothing.
+template <class Check>
+std::string refusal(const Variables& values, const Check& check) {
+  Environment environment(values);
+  try {
+    check();
+  } catch (const ConfigError& error) {
+    return error.what();
   }
-  {
-    Environment pmix(Variables{{"SLURM_STEP_NUM_TASKS", "8"}, {"PMIX_RANK", "3"}});
-    BOOST_CHECK_NO_THROW(check_launcher_environment());
-    BOOST_TEST(launch_of_environment().rank == 3);
-    BOOST_TEST(launch_of_environment().size.value() == 8);
+  return "";
+}
+
+bool holds(const std::string& text, std::initializer_list<const char*> parts) {
+  return std::ranges::all_of(parts, [&](auto part) { return text.find(part) != std::string::npos; });
+}
+
+}  // namespace
+
+// Catches: processes that do not find each other and would each train alone; a refusal of a launch that is right; the
+// wrong number in the command that is given.
+BOOST_AUTO_TEST_CASE(launchers_that_make_no_world_are_refused) {
+  auto commands = {"mpirun -n 8", "srun --mpi=pmix -n 8"};
+  auto before = check_launcher_environment;
+  BOOST_TEST(holds(refusal({{"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "5"}}, before), commands));
+  BOOST_TEST(holds(refusal({{"PMI_RANK", "0"}, {"PMI_SIZE", "8"}}, before), commands));
+  BOOST_TEST(holds(refusal({{"PMI_RANK", "0"}, {"PMI_SIZE", "8"}}, before), {"another MPI"}));
+  BOOST_TEST(refusal({{"SLURM_STEP_NUM_TASKS", "8"}, {"PMIX_RANK", "3"}}, before).empty());
+  BOOST_TEST(refusal({{"SLURM_STEP_NUM_TASKS", "2"}, {"OMPI_COMM_WORLD_RANK", "3"}}, before).empty());
+  BOOST_TEST(refusal({{"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_PROCID", "0"}}, before).empty());
+  BOOST_TEST(refusal({{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}}, before).empty());
+
+  Variables srun{{"SLURM_STEP_NUM_TASKS", "8"}, {"PMIX_RANK", "3"}};
+  Variables mpirun{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "8"}};
+  for (auto& launch : {srun, mpirun}) {
+    BOOST_TEST(holds(refusal(launch, [] { check_launched_world(1); }), commands));
+    BOOST_TEST(refusal(launch, [] { check_launched_world(8); }).empty());
   }
-  Environment one(Variables{{"SLURM_STEP_NUM_TASKS", "1"}});
-  BOOST_CHECK_NO_THROW(check_launcher_environment());
-  BOOST_TEST(launch_of_environment().size.value() == 1);
+  BOOST_TEST(refusal({}, [] { check_launched_world(1); }).empty());
+}
+
+// Catches: an error that every process of a step prints; the shell of a batch job taken for one of its tasks.
+BOOST_AUTO_TEST_CASE(the_rank_is_known_before_mpi_is) {
+  auto launch_of = [](const Variables& values) {
+    Environment environment(values);
+    auto launch = launch_of_environment();
+    return std::pair(launch.rank, launch.size.value_or(0));
+  };
+  using Launched = std::pair<int, int>;
+  BOOST_TEST((launch_of({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "8"}}) == Launched(3, 8)));
+  BOOST_TEST((launch_of({{"PMIX_RANK", "3"}, {"SLURM_STEP_NUM_TASKS", "8"}, {"SLURM_PROCID", "3"}}) == Launched(3, 8)));
+  BOOST_TEST((launch_of({{"SLURM_PROCID", "5"}, {"SLURM_STEP_NUM_TASKS", "8"}}) == Launched(5, 8)));
+  BOOST_TEST((launch_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}) == Launched(2, 4)));
+  BOOST_TEST((launch_of({{"SLURM_PROCID", "0"}}) == Launched(0, 1)));
+  BOOST_TEST((launch_of({}) == Launched(0, 1)));
 }
 
 namespace {

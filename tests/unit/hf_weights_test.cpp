@@ -20,12 +20,6 @@ namespace {
 
 using Tensors = std::map<std::string, at::Tensor>;
 
-at::Tensor part_of(const at::Tensor& values, const Box& box) {
-  auto part = values;
-  for (std::size_t d = 0; d < box.sizes.size(); ++d) part = part.narrow(d, box.offsets[d], box.sizes[d]);
-  return part;
-}
-
 /// Random values of every tensor of ours, by FQN. A tied head is the embedding.
 Tensors random_weights(const HfModel& model) {
   Tensors weights;
@@ -248,6 +242,47 @@ BOOST_AUTO_TEST_CASE(harmless_extras_are_read_over) {
   BOOST_TEST(says(refusal(model, tensors), "lm_head.weight (not the embedding that it is tied to)"));
   tensors.erase("lm_head.weight");
   BOOST_TEST(refusal(model, tensors) == "accepted");
+}
+
+// Catches: a released checkpoint refused for the layer that predicts a second token; other layers left out with it.
+BOOST_AUTO_TEST_CASE(prediction_layers_are_left_out) {
+  const auto model = tiny_glm();
+  const auto weights = random_weights(model);
+  auto held = by_expert(weights);
+  const std::string layer = "model.layers.3.";  // the model has 0 to 2
+  for (auto* name : {"eh_proj.weight", "enorm.weight", "hnorm.weight", "embed_tokens.weight", "shared_head.head.weight",
+                     "mlp.gate.e_score_correction_bias", "mlp.experts.0.up_proj.weight"}) {
+    held[layer + name] = at::randn({2, 2});
+  }
+  MemoryFiles files;
+  const auto with = [&](const char* fields) {
+    put(files, "m", held);
+    files.put("m/config.json", fields);
+  };
+  with(R"({"num_hidden_layers": 3, "num_nextn_predict_layers": 1})");
+  const auto result = import(files, "m", model, 2);
+  BOOST_TEST(different(result.state, weights).empty());
+  BOOST_TEST(result.notes.size() == 1u);
+  BOOST_TEST(result.notes.at(0) == "7 tensors of multi-token-prediction layers were left out: this model has none");
+
+  const auto refused = [&] { return message_of<IoError>([&] { import(files, "m", model); }); };
+  for (auto* fields : {"", R"({"num_hidden_layers": 3})", R"({"num_hidden_layers": 3, "num_nextn_predict_layers": 0})",
+                       R"({"num_hidden_layers": 3, "num_nextn_predict_layers": null})",
+                       R"({"num_hidden_layers": 4, "num_nextn_predict_layers": 1})"}) {
+    files = {};
+    with(fields);
+    BOOST_TEST(says(refused(), "7 in the checkpoint but not wanted"), fields << ": " << refused());
+    BOOST_TEST(says(refused(), "model.layers.3.enorm.weight"));
+  }
+  for (auto* name :
+       {"model.layers.4.enorm.weight", "model.layers.33.enorm.weight", "model.layers.3", "model.layers."}) {
+    held[name] = at::randn({2});
+  }
+  files = {};
+  with(R"({"num_hidden_layers": 3, "num_nextn_predict_layers": 1})");
+  BOOST_TEST(says(refused(), "4 in the checkpoint but not wanted"));
+  files.put("m/config.json", "{");
+  BOOST_TEST(says(refused(), "m/config.json is damaged"));
 }
 
 // Catches: an export with values of another tensor, one that is not read back, a bias that is rounded.

@@ -1,5 +1,5 @@
 #pragma once
-// How torch archives name what a tensor is made of; for torch_archive*.cpp. A table: nothing to call.
+// How PyTorch names what a tensor is made of, in indices and archives. A table: nothing to call.
 
 #include <c10/core/ScalarType.h>
 
@@ -8,13 +8,13 @@
 
 namespace meshard {
 
-struct ArchiveType {
+struct DtypeName {
   c10::ScalarType dtype;
   std::string_view name;     ///< torch.NAME
   std::string_view storage;  ///< torch.STORAGE; empty: an UntypedStorage, and the dtype said beside it
 };
 
-inline constexpr std::array<ArchiveType, 18> kArchiveTypes = {{
+inline constexpr std::array<DtypeName, 20> kDtypeNames = {{
     {c10::ScalarType::Float, "float32", "FloatStorage"},
     {c10::ScalarType::BFloat16, "bfloat16", "BFloat16Storage"},
     {c10::ScalarType::Half, "float16", "HalfStorage"},
@@ -25,6 +25,8 @@ inline constexpr std::array<ArchiveType, 18> kArchiveTypes = {{
     {c10::ScalarType::Char, "int8", "CharStorage"},
     {c10::ScalarType::Byte, "uint8", "ByteStorage"},
     {c10::ScalarType::Bool, "bool", "BoolStorage"},
+    {c10::ScalarType::ComplexFloat, "complex64", "ComplexFloatStorage"},
+    {c10::ScalarType::ComplexDouble, "complex128", "ComplexDoubleStorage"},
     {c10::ScalarType::UInt16, "uint16", ""},
     {c10::ScalarType::UInt32, "uint32", ""},
     {c10::ScalarType::UInt64, "uint64", ""},

@@ -1,0 +1,288 @@
+# shellcheck shell=bash
+# What submit.sh and the batch scripts have in common. They source it from the clone's folder, under `set -euo pipefail`;
+# a job's script then calls begin_slurm or begin_pbs, and train.
+
+begun=$EPOCHREALTIME
+child='' stop='' asked=''   # launch.sh's process, while there is one; the last signal that asked for an end; since when
+run_folder='' config_minutes='' limit=()
+
+site_settings=(MESHARD_MODULES MESHARD_ACCOUNT MESHARD_PARTITION MESHARD_GPUS_PER_NODE MESHARD_SUBMIT_OPTIONS
+               MESHARD_LAUNCHER MESHARD_MPI_OPTIONS MESHARD_SRUN_OPTIONS MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES
+               PREFLIGHT)
+
+say() { printf 'meshard: %s\n' "$*"; }
+complain() { printf 'meshard: %s\n' "$@" >&2; }
+refuse() { complain "$@"; exit 2; }   # nothing was started
+
+# The settings are there and make sense, and there is something to run.
+read_site() {
+  [[ -r jobs/site.env ]] || refuse "no jobs/site.env in $PWD: it has the site's settings; take it from the repository"
+  # shellcheck source=jobs/site.env
+  . jobs/site.env
+  local name problems=()
+  for name in "${site_settings[@]}"; do
+    [[ -v $name ]] || problems+=("jobs/site.env does not set $name; take its lines from the repository's copy")
+  done
+  [[ ${#problems[@]} == 0 ]] || refuse "${problems[@]}"
+  for name in MESHARD_GPUS_PER_NODE MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES; do
+    [[ ${!name} =~ ^[0-9]+$ ]] || problems+=("$name is '${!name}', not a whole number (jobs/site.env)")
+  done
+  [[ $MESHARD_LAUNCHER == @(mpirun|srun) ]] ||
+    problems+=("MESHARD_LAUNCHER is '$MESHARD_LAUNCHER', neither mpirun nor srun (jobs/site.env)")
+  [[ $PREFLIGHT == [01] ]] || problems+=("PREFLIGHT is '$PREFLIGHT', neither 0 nor 1 (jobs/site.env)")
+  [[ -x build/meshard ]] || problems+=("no build/meshard in $PWD: run jobs/setup.sh there first")
+  [[ ${#problems[@]} == 0 ]] || refuse "${problems[@]}"
+}
+
+# check_config CONFIG RANKS [TRAIN OPTION...]: what `train` would refuse is refused now. Sets run_folder,
+# config_minutes, and sets to its --set options.
+check_config() {
+  local config=$1 wanted=$2 text
+  sets=()
+  shift 2
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --set) [[ $# -gt 1 ]] || refuse "--set needs KEY=VALUE"; sets+=(--set "$2"); shift ;;
+      --set=*) sets+=("$1") ;;
+      --run-dir) run_folder=${2-}; shift ;;
+      --run-dir=*) run_folder=${1#*=} ;;
+    esac
+    shift || true
+  done
+  [[ -r $config ]] || refuse "there is no config $config in $PWD"
+  text=$(build/meshard plan "$config" --ranks "$wanted" "${sets[@]}") ||
+    refuse "$config does not fit $wanted ranks, see above: change it, or the number of nodes or ranks of a node"
+  [[ -n $run_folder ]] || run_folder=$(sed -n 's/^run folder  *//p' <<<"$text")
+  config_minutes=$(sed -n 's/^time limit  *\([^ ]*\) min$/\1/p' <<<"$text")
+}
+
+# sweep_point FOLDER INDEX: sets point, the folder of the sweep's point with that index.
+point=''
+sweep_point() {
+  [[ -r $1/points.txt ]] || refuse "$1 is no sweep: there is no points.txt; make one with: build/meshard sweep"
+  [[ $2 =~ ^[0-9]+$ ]] || refuse "'$2' is no index of a point"
+  local name
+  name=$(sed -n "$(($2 + 1))p" "$1/points.txt")
+  [[ -n $name ]] || refuse "$1 has no point $2: its points are 0 to $(($(wc -l <"$1/points.txt") - 1))"
+  # shellcheck disable=SC2034  # the scripts read it
+  point=$1/$name
+}
+
+# --- Slurm
+
+begin_slurm() {
+  job=${SLURM_JOB_ID:?run this with sbatch} ranks=${SLURM_NTASKS:?give sbatch --ntasks-per-node}
+  nodes=$SLURM_JOB_NUM_NODES hosts=$SLURM_JOB_NODELIST threads=${SLURM_CPUS_PER_TASK:-1}
+  restarts=${SLURM_RESTART_COUNT:-0}
+  requeue=requeue_slurm
+  trap_signals
+  read_site
+  if [[ $MESHARD_LAUNCHER == srun ]]; then
+    # shellcheck disable=SC2206  # several options in one setting
+    launcher=(srun $MESHARD_SRUN_OPTIONS -n "$ranks" -c "$threads" --cpu-bind=cores --wait=30)
+  else
+    set_mpirun
+  fi
+}
+
+# TERM is scancel's word: whoever sends it wants no further start.
+requeue_slurm() {
+  if [[ $stop == TERM ]]; then
+    say "stopped by TERM: not requeued. To go on, submit it again"
+    exit 75
+  fi
+  may_restart || exit 75
+  say "stopped: requeueing job $job, restart $((restarts + 1)) of at most $MESHARD_MAX_REQUEUES"
+  scontrol requeue "$job" || { complain "Slurm did not requeue it; to go on, submit it again"; exit 75; }
+  exit 0
+}
+
+# --- PBS
+
+# begin_pbs SCRIPT: what a successor of this job is made from.
+begin_pbs() {
+  script=$1
+  job=${PBS_JOBID:?run this with qsub} ranks=$(wc -l <"${PBS_NODEFILE:?}")   # a line per rank
+  hosts=$(sort -u "$PBS_NODEFILE" | xargs) threads=${OMP_NUM_THREADS:-1}
+  nodes=$(wc -w <<<"$hosts") restarts=${MESHARD_RESTARTS:-0}
+  requeue=requeue_pbs
+  trap_signals
+  read_site
+  [[ $MESHARD_LAUNCHER == mpirun ]] || refuse "MESHARD_LAUNCHER is srun, which PBS does not have (jobs/site.env)"
+  job_facts=$(qstat -f -w "$job" 2>/dev/null || qstat -f "$job" 2>/dev/null || true)
+  check_chunk "$(job_fact Resource_List.select)"
+  wall_s=$(job_fact Resource_List.walltime | awk -F: 'NF { for (i = 1; i <= NF; i++) s = s * 60 + $i; print s }')
+  set_mpirun --hostfile "$PBS_NODEFILE"
+}
+
+# An attribute of this job, as qstat tells it; nothing if it does not.
+job_fact() { sed -n "s/^[[:space:]]*${1//./\\.} = //p" <<<"$job_facts"; }
+
+# ompthreads is ncpus unless it is given, and then every rank would claim all cores of its chunk.
+check_chunk() {
+  local ncpus='' processes='' part
+  for part in ${1//:/ }; do
+    case $part in
+      ncpus=*) ncpus=${part#*=} ;;
+      mpiprocs=*) processes=${part#*=} ;;
+      *+*) return 0 ;;   # chunks of several kinds
+    esac
+  done
+  [[ -n $ncpus && -n $processes ]] || return 0
+  ((threads * processes <= ncpus)) ||
+    refuse "select=$1: $processes ranks x $threads cores are more than ncpus=$ncpus; add ompthreads=$((ncpus / processes))"
+}
+
+# PBS kills a job a few seconds after its time: the run has to stop by itself, before that.
+limit_time() {
+  [[ -n $wall_s ]] || { say "qstat does not tell this job's walltime: train.max_minutes is left as it is"; return 0; }
+  local minutes
+  minutes=$(awk -v wall="$wall_s" -v before="$MESHARD_STOP_BEFORE_S" -v used="$SECONDS" -v own="$config_minutes" 'BEGIN {
+    left = wall - before > wall / 2 ? wall - before : wall / 2
+    minutes = (left - used) / 60
+    if (own != "" && own < minutes) minutes = own
+    printf "%.2f", minutes > 0.01 ? minutes : 0.01 }')
+  say "walltime $wall_s s: train.max_minutes=$minutes"
+  limit=(--set "train.max_minutes=$minutes")
+}
+
+# A TERM before its time is qdel's: whoever sends it wants no further start.
+requeue_pbs() {
+  if [[ $stop == TERM && -n $wall_s && $((SECONDS + 60)) -lt $wall_s ]]; then
+    say "stopped by TERM long before the walltime: nothing more is submitted. To go on, submit it again"
+    exit 75
+  fi
+  may_restart || exit 75
+  export MESHARD_RESTARTS=$((restarts + 1))
+  local names=MESHARD_RESTARTS name options=(-N "${PBS_JOBNAME:-meshard}") fact successor
+  for name in CONFIG SWEEP INDEX OPTIONS "${site_settings[@]}"; do
+    # What came with the job, not what site.env made of it.
+    if [[ -v $name && ${!name@a} == *x* ]]; then names+=,$name; fi
+  done
+  for name in select place walltime; do
+    fact=$(job_fact "Resource_List.$name")
+    [[ -z $fact ]] || options+=(-l "$name=$fact")
+  done
+  fact=$(job_fact Account_Name); fact=${fact:-$MESHARD_ACCOUNT}
+  [[ -z $fact ]] || options+=(-A "$fact")
+  fact=${PBS_O_QUEUE:-$MESHARD_PARTITION}
+  [[ -z $fact ]] || options+=(-q "$fact")
+  say "stopped: submitting restart $MESHARD_RESTARTS of at most $MESHARD_MAX_REQUEUES"
+  successor=$(qsub "${options[@]}" -v "$names" "$script") ||
+    { complain "qsub failed; to go on, submit it again"; exit 75; }
+  say "job $successor goes on"
+  exit 0
+}
+
+# --- Both
+
+trap_signals() {
+  local signal
+  for signal in USR1 USR2 TERM; do
+    # shellcheck disable=SC2064  # the name of now
+    trap "stop=$signal; ask_to_stop" "$signal"
+  done
+}
+
+# launch.sh turns it into a request to every rank.
+ask_to_stop() {
+  asked=yes
+  [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true
+}
+
+may_restart() {
+  ((restarts < MESHARD_MAX_REQUEUES)) && return 0
+  complain "stopped, but restarted $restarts times already (MESHARD_MAX_REQUEUES, jobs/site.env): not requeued." \
+    "To go on, submit it again"
+  return 1
+}
+
+set_mpirun() {
+  launcher=(mpirun -n "$ranks" "$@" --report-bindings)
+  if [[ " $MESHARD_MPI_OPTIONS" != *" --map-by"* && " $MESHARD_MPI_OPTIONS" != *" --bind-to"* ]]; then
+    launcher+=(--map-by "slot:PE=$threads" --bind-to core)
+  fi
+  # shellcheck disable=SC2206  # several options in one setting
+  launcher+=($MESHARD_MPI_OPTIONS)
+}
+
+describe() {
+  local gpus=(/dev/nvidia[0-9]*)
+  [[ -e ${gpus[0]} ]] || gpus=()
+  say "job $job, restart $restarts: $ranks ranks x $threads cores on $nodes nodes: $hosts"
+  say "$(mpirun --version 2>/dev/null | head -n 1 || echo "no mpirun"); launcher: ${launcher[*]}"
+  say "$HOSTNAME: $(awk -F': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(nproc --all) CPUs," \
+    "$(awk '/^MemTotal/ {printf "%.0f GB", $2 / 1e6}' /proc/meminfo), ${#gpus[@]} GPUs"
+}
+
+check_gpus() {
+  local per_node=$(((ranks + nodes - 1) / nodes))
+  ((MESHARD_GPUS_PER_NODE == 0 || per_node <= MESHARD_GPUS_PER_NODE)) ||
+    refuse "$per_node ranks a node, but MESHARD_GPUS_PER_NODE is $MESHARD_GPUS_PER_NODE (jobs/site.env): each needs a GPU"
+}
+
+check_launcher() {
+  command -v "$MESHARD_LAUNCHER" >/dev/null ||
+    refuse "no $MESHARD_LAUNCHER here: name its module in jobs/site.env (MESHARD_MODULES)"
+  [[ $MESHARD_LAUNCHER == mpirun || " $MESHARD_SRUN_OPTIONS " != *" --mpi=pmix"* || $(srun --mpi=list 2>&1) == *pmix* ]] ||
+    refuse "this Slurm has no PMIx (srun --mpi=list): set MESHARD_LAUNCHER=mpirun in jobs/site.env"
+}
+
+# What a run begins from holds for its first start; once it has a checkpoint, later ones go on from that.
+set_resume() {
+  resume=(--resume auto)
+  local word again=''
+  if ((restarts > 0)) && compgen -G "$run_folder/checkpoints/step-*/.metadata" >/dev/null; then again=yes; fi
+  options=()
+  while [[ $# -gt 0 ]]; do
+    word=$1; shift
+    case $word in
+      --resume) [[ -n $again ]] || { resume=("$word" "${1-}"); }; shift || true ;;
+      --resume=*) [[ -n $again ]] || resume=("$word") ;;
+      --overwrite) [[ -n $again ]] || options+=("$word") ;;
+      *) options+=("$word") ;;
+    esac
+  done
+}
+
+# Runs meshard on every rank; sets status. The batch system's signals come to this shell alone, and `wait` returns
+# early, above 128, whenever one arrives; asked again it has the command's own status.
+on_every_rank() {
+  jobs/launch.sh "${launcher[@]}" build/meshard "$@" &
+  child=$!
+  [[ -z $stop ]] || ask_to_stop
+  while :; do
+    asked='' status=0
+    wait "$child" || status=$?
+    [[ -n $asked ]] || break
+  done
+  child=''
+}
+
+# train CONFIG [TRAIN OPTION...]: checks, describes, runs, and says how it ended, in the batch system's terms.
+train() {
+  local config=$1
+  shift
+  check_gpus
+  check_launcher
+  check_config "$config" "$ranks" "$@"
+  [[ $requeue != requeue_pbs ]] || limit_time
+  set_resume "$@"
+  describe
+  say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.2f", b - a}') s"
+  status=0
+  if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
+  [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${limit[@]}" "${options[@]}"
+  conclude
+}
+
+conclude() {
+  case $status in
+    0) say "done: results lie in $run_folder" ;;
+    75) "$requeue" ;;
+    2) complain "refused, see above: nothing was started" ;;
+    76) complain "a rank hung; left for a person. The watchdog's summary is in $run_folder/dump/" ;;
+    *) complain "failed with exit code $status, see above; left for a person. Dumps, if any, are in $run_folder/dump/" ;;
+  esac
+  exit "$status"
+}

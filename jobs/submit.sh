@@ -1,0 +1,129 @@
+#!/usr/bin/env bash
+# Submits a run, or points of a sweep, to Slurm or PBS with the site's settings (jobs/site.env), after checking what can
+# be checked: settings, partition or queue, and whether the config fits the ranks.
+#
+#   jobs/submit.sh slurm|pbs [OPTION...] CONFIG.yaml [meshard train options]
+#   jobs/submit.sh slurm|pbs [OPTION...] SWEEP_FOLDER [meshard train options]
+#
+#   --nodes N            default: that of the script, jobs/slurm/train.sbatch and the like; so are
+#   --ranks-per-node N
+#   --cores-per-rank N
+#   --time HH:MM:SS
+#   --array LIST         points of a sweep; default: all. PBS takes ranges only, FIRST-LAST[:STEP]
+#   --dry-run            shows the command and submits nothing
+set -euo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
+# shellcheck source=jobs/batch.sh
+. jobs/batch.sh
+
+usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' jobs/submit.sh; }
+case ${1-} in slurm | pbs) system=$1; shift ;; -h | --help) usage; exit 0 ;; *) usage >&2; exit 2 ;; esac
+
+shape_nodes='' shape_ranks='' shape_cores='' time='' array='' dry_run=''
+while [[ ${1-} == --* ]]; do
+  case $1 in
+    --dry-run) dry_run=yes; shift; continue ;;
+    --nodes | --ranks-per-node | --cores-per-rank)
+      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || refuse "$1 needs a whole number above 0, not '${2-}'" ;;
+    --time) [[ ${2-} =~ ^[0-9]+:[0-5][0-9]:[0-5][0-9]$ ]] || refuse "--time needs HH:MM:SS, not '${2-}'" ;;
+    --array) [[ ${2-} =~ ^[0-9][0-9,:%-]*$ ]] || refuse "--array needs indices such as 0-11, not '${2-}'" ;;
+    *) refuse "unknown option $1 (jobs/submit.sh --help)" ;;
+  esac
+  case $1 in
+    --nodes) shape_nodes=$2 ;; --ranks-per-node) shape_ranks=$2 ;; --cores-per-rank) shape_cores=$2 ;;
+    --time) time=$2 ;; --array) array=$2 ;;
+  esac
+  shift 2
+done
+[[ $# -gt 0 ]] || refuse "no config and no sweep folder given (jobs/submit.sh --help)"
+what=$1; shift
+read_site
+
+kind=train config=$what
+if [[ -d $what ]]; then
+  kind=array
+  sweep_point "$what" "$(grep -oE '^[0-9]+' <<<"${array:-0}")"
+  config=$point/point.yaml array=${array:-0-$(($(wc -l <"$what/points.txt") - 1))}
+elif [[ -n $array ]]; then
+  refuse "--array goes with a sweep's folder; $what is none"
+fi
+
+# A default from the script's own directives.
+from_script() { [[ -n ${!1} ]] || printf -v "$1" '%s' "$(sed -nE "s/^#(SBATCH|PBS) .*$2=([0-9:]+).*/\\2/p" "$script")"; }
+
+check_slurm() {
+  command -v sbatch >/dev/null || refuse "no sbatch here: submit where Slurm is, or use jobs/local.sh"
+  local all default
+  all=$(sinfo -h -o %P) || refuse "sinfo does not answer: is this a login node of the cluster?"
+  default=$(sed -n 's/\*$//p' <<<"$all")
+  all=$(tr -d '*' <<<"$all" | xargs)
+  [[ -n $MESHARD_PARTITION || -n $default ]] ||
+    refuse "this cluster has no default partition: set MESHARD_PARTITION in jobs/site.env to one of: $all"
+  [[ -z $MESHARD_PARTITION || " ${all} " == *" $MESHARD_PARTITION "* ]] ||
+    refuse "there is no partition '$MESHARD_PARTITION': set MESHARD_PARTITION in jobs/site.env to one of: $all"
+}
+
+check_pbs() {
+  command -v qsub >/dev/null || refuse "no qsub here: submit where PBS is, or use jobs/local.sh"
+  local all default
+  all=$(qstat -Q | awk 'NR > 2 {print $1}' | xargs) || refuse "qstat does not answer: is this a login node of the cluster?"
+  default=$(qstat -B -f 2>/dev/null | sed -n 's/^ *default_queue = //p')
+  [[ -n $MESHARD_PARTITION || -n $default ]] ||
+    refuse "this PBS has no default queue: set MESHARD_PARTITION in jobs/site.env to one of: $all"
+  [[ -z $MESHARD_PARTITION || " ${all} " == *" $MESHARD_PARTITION "* ]] ||
+    refuse "there is no queue '$MESHARD_PARTITION': set MESHARD_PARTITION in jobs/site.env to one of: $all"
+}
+
+slurm_command() {
+  command=(sbatch --nodes "$shape_nodes" --ntasks-per-node "$shape_ranks" --cpus-per-task "$shape_cores" --time "$time"
+           --signal "B:USR1@$MESHARD_STOP_BEFORE_S")
+  [[ -z $MESHARD_ACCOUNT ]] || command+=(--account "$MESHARD_ACCOUNT")
+  [[ -z $MESHARD_PARTITION ]] || command+=(--partition "$MESHARD_PARTITION")
+  [[ $MESHARD_GPUS_PER_NODE == 0 ]] || command+=(--gpus-per-node "$MESHARD_GPUS_PER_NODE")
+  [[ $kind == train ]] || command+=(--array "$array")
+  # shellcheck disable=SC2206  # several options in one setting
+  command+=($MESHARD_SUBMIT_OPTIONS "$script" "$what" "$@")
+}
+
+pbs_command() {
+  local chunk=ncpus=$((shape_ranks * shape_cores)):mpiprocs=$shape_ranks:ompthreads=$shape_cores names=OPTIONS,PREFLIGHT
+  [[ $MESHARD_GPUS_PER_NODE == 0 ]] || chunk+=:ngpus=$MESHARD_GPUS_PER_NODE
+  command=(qsub -l "select=$shape_nodes:$chunk" -l "walltime=$time")
+  [[ -z $MESHARD_ACCOUNT ]] || command+=(-A "$MESHARD_ACCOUNT")
+  [[ -z $MESHARD_PARTITION ]] || command+=(-q "$MESHARD_PARTITION")
+  if [[ $kind == train ]]; then
+    export CONFIG=$what; names+=,CONFIG
+  else
+    export SWEEP=$what; names+=,SWEEP
+    if [[ $array == *-* ]]; then command+=(-J "$array"); else export INDEX=$array; names+=,INDEX; fi
+  fi
+  local word
+  for word in "$@"; do [[ $word != *[[:space:]]* ]] || refuse "'$word': an option with blanks cannot travel in qsub -v"; done
+  export OPTIONS="$*" PREFLIGHT
+  # shellcheck disable=SC2206  # several options in one setting
+  command+=($MESHARD_SUBMIT_OPTIONS -v "$names" "$script")
+}
+
+if [[ $system == slurm ]]; then script=jobs/slurm/$kind.sbatch; else script=jobs/pbs/$kind.pbs; fi
+if [[ $system == slurm ]]; then
+  from_script shape_nodes --nodes; from_script shape_ranks --ntasks-per-node
+  from_script shape_cores --cpus-per-task; from_script time --time
+else
+  from_script shape_nodes select; from_script shape_ranks mpiprocs
+  from_script shape_cores ompthreads; from_script time walltime
+fi
+seconds=$(awk -F: '{print ($1 * 60 + $2) * 60 + $3}' <<<"$time")
+((seconds > MESHARD_STOP_BEFORE_S)) ||
+  refuse "--time $time is no longer than MESHARD_STOP_BEFORE_S, $MESHARD_STOP_BEFORE_S s before its end: nothing would be trained"
+# shellcheck disable=SC2034  # check_gpus reads it
+nodes=$shape_nodes ranks=$((shape_nodes * shape_ranks))
+"check_$system"
+"${system}_command" "$@"
+check_gpus
+check_config "$config" "$ranks" "$@"
+
+say "$ranks ranks on $shape_nodes nodes, $shape_cores cores a rank, $time"
+printf ' %q' "${command[@]}"; echo
+[[ -z $dry_run ]] || exit 0
+"${command[@]}" || refuse "not submitted. Account, partition or queue and further options are set in jobs/site.env"
+[[ $kind == array ]] || say "watch $run_folder/log.txt; the job's own output says more"

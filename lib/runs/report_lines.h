@@ -1,0 +1,67 @@
+#pragma once
+// The numbers of all lines of a metrics.jsonl that a report needs, read in one pass without a tree per line.
+
+#include <array>
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace meshard {
+
+/// A number of a step's line that is drawn over the steps. Of several layers: the worst, or the sum (dead, dropped).
+enum class Curve {
+  Loss,
+  GradNorm,
+  Lr,
+  TokensPerS,
+  Mfu,
+  Memory,
+  StepMs,  ///< median over the ranks
+  DataMs,
+  CommMs,
+  StallMs,
+  AuxLoss,
+  ZLoss,
+  MaxVio,
+  BiasMin,
+  BiasMax,
+  Dead,
+  Dropped,
+};
+
+inline constexpr std::array<std::string_view, 17> kCurveNames = {
+    "loss",    "grad_norm",           "lr",       "tokens_per_s", "mfu",     "mem_peak_bytes", "step_ms",  "data_ms",
+    "comm_ms", "checkpoint_stall_ms", "aux_loss", "z_loss",       "max_vio", "bias_min",       "bias_max", "dead",
+    "dropped"};
+
+/// One element a step with a line, all arrays of one length. NaN: the line has no such number, or null.
+struct StepLines {
+  std::vector<std::int64_t> steps;  ///< rising; a step that stands twice (a resume): the later line
+  std::vector<double> tokens;       ///< consumed so far
+  std::vector<double> bits_per_byte;
+  std::array<std::vector<double>, kCurveNames.size()> curves;
+  std::vector<bool> nonfinite;        ///< a loss, norm or named tensor was NaN or infinite
+  std::vector<std::int64_t> offsets;  ///< of the lines in the file, bytes
+
+  const std::vector<double>& operator[](Curve curve) const { return curves[static_cast<std::size_t>(curve)]; }
+};
+
+struct EvalLines {
+  std::vector<std::int64_t> steps;
+  std::vector<double> losses, bits_per_byte;
+};
+
+struct RunLines {
+  StepLines steps;
+  EvalLines evals;
+  std::vector<nlohmann::json> headers;  ///< one per start
+  bool torn = false;                    ///< the last line was cut off
+  std::vector<int> unknown;             ///< numbers of other lines that are none of a run's
+};
+
+/// Local. Lines that are none of a run's are counted, not refused. Throws IoError if the file cannot be read.
+RunLines read_run_lines(const std::filesystem::path& metrics);
+
+}  // namespace meshard

@@ -1,0 +1,158 @@
+#include "runs/sweep_batch.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "runs/process.h"
+
+namespace meshard {
+
+namespace {
+
+std::string trimmed(const std::string& text) {
+  auto begin = text.find_first_not_of(" \t\r\n");
+  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
+}
+
+std::string said(const CommandResult& result) {
+  return trimmed(result.err + "\n" + result.out);
+}
+
+void add_words(std::vector<std::string>& words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
+std::vector<std::vector<int>> consecutive(const std::vector<int>& indices) {
+  std::vector<std::vector<int>> runs;
+  for (auto index : indices) {
+    if (runs.empty() || index != runs.back().back() + 1) runs.emplace_back();
+    runs.back().push_back(index);
+  }
+  return runs;
+}
+
+[[noreturn]] void refuse_unasked(const std::string& command, const CommandResult& result) {
+  throw ConfigError(
+      fmt::format("cannot ask which points are still in the batch system: {} ended with {}: {}; try again when it "
+                  "answers, or remove the lines of jobs that are gone from the sweep's jobs.txt",
+                  command, result.exit, said(result)));
+}
+
+/// "1234 5" per array task that is pending, running or completing.
+void add_slurm(std::map<int, std::string>& found, const std::vector<SweepJob>& jobs) {
+  std::set<std::string> ids;
+  for (auto& job : jobs) ids.insert(job.id);
+  auto result = run_command({"squeue", "--noheader", "--array", "--format=%F %K"});
+  if (result.exit != 0) refuse_unasked("squeue", result);
+  std::istringstream lines(result.out);
+  std::string id, index;
+  while (lines >> id >> index) {
+    bool is_task = std::ranges::all_of(index, [](unsigned char c) { return std::isdigit(c); });
+    if (ids.contains(id) && is_task) found[std::stoi(index)] = "slurm " + id;
+  }
+}
+
+/// The state stands before the queue, in the last column but one: C, F and X are over.
+bool pbs_job_is_over(const CommandResult& result, const std::string& id) {
+  auto number = id.substr(0, id.find_first_of("[."));
+  std::istringstream lines(result.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream text(line);
+    std::vector<std::string> words;
+    for (std::string word; text >> word;) words.push_back(word);
+    if (words.size() < 3 || !words.front().starts_with(number)) continue;
+    auto& state = words[words.size() - 2];
+    return state == "C" || state == "F" || state == "X";
+  }
+  return true;
+}
+
+void add_pbs(std::map<int, std::string>& found, const SweepJob& job) {
+  constexpr int kUnknownJob = 153, kFinishedJob = 35;
+  auto result = run_command({"qstat", job.id});
+  bool gone = result.exit == kUnknownJob || result.exit == kFinishedJob;
+  if (result.exit != 0 && !gone) refuse_unasked("qstat", result);
+  if (gone || pbs_job_is_over(result, job.id)) return;
+  for (auto index : job.indices) found[index] = "pbs " + job.id;
+}
+
+}  // namespace
+
+BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shape, const std::vector<int>& indices) {
+  std::vector<std::string> words = {"sbatch", "--parsable"};
+  add_words(words, settings.site_options);
+  auto limit = settings.at_a_time ? fmt::format("%{}", *settings.at_a_time) : "";
+  words.push_back(fmt::format("--array={}{}", index_ranges(indices), limit));
+  words.push_back(fmt::format("--ntasks={}", shape.ranks));
+  if (shape.threads > 0) words.push_back(fmt::format("--cpus-per-task={}", shape.threads));
+  add_words(words, {(settings.scripts / "slurm/array.sbatch").string(), settings.folder.string()});
+  return {words, indices};
+}
+
+std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const BatchShape& shape,
+                                       const std::vector<int>& indices) {
+  auto threads = std::max(1, shape.threads);
+  std::vector<BatchCommand> commands;
+  for (auto& run : consecutive(indices)) {
+    auto range = run.size() > 1 ? fmt::format("{}-{}", run.front(), run.back())
+                                : fmt::format("{}-{}:2", run.front(), run.front() + 1);
+    std::vector<std::string> words = {"qsub"};
+    add_words(words, settings.site_options);
+    add_words(words, {"-J", range, "-l",
+                      fmt::format("select={}:ncpus={}:mpiprocs=1:ompthreads={}", shape.ranks, threads, threads), "-v",
+                      "SWEEP=" + settings.folder.string(), (settings.scripts / "pbs/array.pbs").string()});
+    commands.push_back({words, run});
+  }
+  return commands;
+}
+
+std::vector<std::string> site_options(const std::filesystem::path& scripts, const std::string& name) {
+  auto file = (scripts / "site.env").string();
+  auto result = run_command({"bash", "-c", R"(. "$1" >&2 || exit; set -f; printf '%s\n' ${!2-})", "bash", file, name});
+  if (result.exit != 0) throw ConfigError(fmt::format("cannot read {}: {}", file, said(result)));
+  std::vector<std::string> words;
+  std::istringstream lines(result.out);
+  for (std::string word; std::getline(lines, word);) {
+    if (!word.empty()) words.push_back(word);
+  }
+  return words;
+}
+
+SweepJob submit(const std::string& system, const BatchCommand& batch) {
+  auto result = run_command(batch.command);
+  auto& program = batch.command.front();
+  if (result.exit == 127) {
+    throw ConfigError(fmt::format("there is no {} here; use the login node of a cluster with {}, or --launcher local",
+                                  program, system));
+  }
+  auto out = trimmed(result.out);
+  auto id = out.substr(out.find_last_of('\n') + 1);
+  id = id.substr(0, id.find(';'));  // sbatch adds the name of the cluster
+  if (result.exit != 0 || id.empty() || id.find(' ') != std::string::npos) {
+    throw ConfigError(
+        fmt::format("{} refused points {} (exit {}): {}; account, queue or partition are set in "
+                    "jobs/site.env",
+                    program, index_ranges(batch.indices), result.exit, said(result)));
+  }
+  return {system, id, batch.indices};
+}
+
+std::map<int, std::string> points_in_array_jobs(const std::vector<SweepJob>& jobs) {
+  std::map<int, std::string> found;
+  std::vector<SweepJob> of_slurm;
+  for (auto& job : jobs) {
+    if (job.system == "slurm") {
+      of_slurm.push_back(job);
+    } else {
+      add_pbs(found, job);
+    }
+  }
+  if (!of_slurm.empty()) add_slurm(found, of_slurm);
+  return found;
+}
+
+}  // namespace meshard

@@ -1,0 +1,244 @@
+#include "train/resume.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sstream>
+
+#include "base/error.h"
+#include "checkpoint/store.h"
+#include "comm/together.h"
+#include "hf/import.h"
+#include "train/assemble.h"
+#include "train/training_state.h"
+
+namespace meshard {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string rank_lines(const std::vector<std::string>& problems) {
+  std::string text;
+  for (auto& problem : problems) text += (text.empty() ? "" : "\n  ") + problem;
+  return text;
+}
+
+// Opens and verifies, each rank its share of the data. Empty reader: `problem` says why, the same on every rank.
+std::unique_ptr<CheckpointReader> open_verified(World& world, FileSystem& files, const std::filesystem::path& folder,
+                                                std::string& problem) {
+  std::unique_ptr<CheckpointReader> reader;
+  std::vector<std::string> mine;
+  try {
+    reader = std::make_unique<CheckpointReader>(files, folder);
+    mine = reader->verify(world.rank(), world.size());
+  } catch (const std::exception& error) {
+    mine.push_back(error.what());
+  }
+  constexpr std::size_t kTold = 5;
+  std::vector<std::string> distinct;
+  std::size_t all = 0, rank = 0;
+  for (auto& text : world.gather_texts(rank_lines(mine))) {
+    std::istringstream lines(text);
+    for (std::string line; std::getline(lines, line); ++all) {
+      bool told = std::ranges::any_of(distinct, [&](auto& other) { return other.ends_with(line); });
+      if (!told && distinct.size() < kTold) distinct.push_back(fmt::format("rank {}: {}", rank, line));
+    }
+    ++rank;
+  }
+  if (all > distinct.size() && distinct.size() == kTold) distinct.push_back("and more");
+  problem = rank_lines(distinct);
+  return problem.empty() ? std::move(reader) : nullptr;
+}
+
+std::unique_ptr<CheckpointReader> open_whole(World& world, FileSystem& files, const std::filesystem::path& folder) {
+  std::string problem;
+  auto reader = open_verified(world, files, folder, problem);
+  if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));
+  return reader;
+}
+
+// The differences to the config that the checkpoint was made with; refuses another model.
+std::string config_notes(const CheckpointReader& reader, const Config& config) {
+  if (reader.extra().is_null() || !reader.extra().contains("config")) return "";
+  auto saved = config_of(reader);
+  std::vector<std::string> other_model, changes;
+  for (auto& change : config_changes(saved, config)) {
+    (change.other_model ? other_model : changes)
+        .push_back(fmt::format("{}: {} in the checkpoint, {} now", change.key, change.from, change.to));
+  }
+  if (!other_model.empty()) {
+    throw ConfigError(
+        fmt::format("{} is of another model:\n  {}", reader.folder().string(), fmt::join(other_model, "\n  ")));
+  }
+  return changes.empty() ? "" : fmt::format("changed since the checkpoint:\n  {}", fmt::join(changes, "\n  "));
+}
+
+std::string check_match(const CheckpointReader& reader, const StateDict& state, bool strict) {
+  auto mismatch = reader.compare(state, "model.");
+  bool whole_state = std::ranges::any_of(state.tensors, [](auto& t) { return t.key.starts_with("optimizer."); });
+  if (whole_state) {
+    auto more = reader.compare(state, "optimizer.state.").unexpected;
+    mismatch.unexpected.insert(mismatch.unexpected.end(), more.begin(), more.end());
+  }
+  if (mismatch.empty()) return "";
+  auto text =
+      fmt::format("{} does not match this run's model and optimizer:{}", reader.folder().string(), mismatch.text());
+  bool can_skip = mismatch.shapes.empty() && mismatch.dtypes.empty();
+  if (strict || !can_skip) throw IoError(text + (can_skip ? "\n  checkpoint.strict: false loads what matches" : ""));
+  return text;
+}
+
+std::string conversion_note(const CheckpointReader& reader, const StateDict& state) {
+  std::int64_t converted = 0;
+  for (auto& tensor : state.tensors) {
+    auto found = reader.metadata().tensors.find(tensor.key);
+    converted += found != reader.metadata().tensors.end() && found->second.dtype != tensor.dtype;
+  }
+  return converted == 0 ? "" : fmt::format("{} tensors were converted to the dtype of the main weights", converted);
+}
+
+void add_note(std::string& notes, const std::string& note) {
+  if (!note.empty()) notes += (notes.empty() ? "" : "\n") + note;
+}
+
+// A run's folder stands for its newest complete checkpoint.
+std::filesystem::path newest_of_a_run(World& world, FileSystem& files, const std::filesystem::path& folder) {
+  std::string newest;
+  CheckpointStore store(files, folder / "checkpoints");
+  if (world.rank() == 0 && !files.exists(folder / ".metadata")) {
+    auto steps = store.complete();
+    if (!steps.empty()) newest = store.folder(steps.front()).string();
+  }
+  newest = world.share_text(newest);
+  return newest.empty() ? folder : std::filesystem::path(newest);
+}
+
+std::string number_text(const pickle::Value& value) {
+  using Kind = pickle::Value::Kind;
+  if (value.kind == Kind::Int) return std::to_string(value.integer);
+  if (value.kind == Kind::Float) return fmt::format("{}", value.number);
+  if (value.kind != Kind::Tuple && value.kind != Kind::List) return "another type";
+  std::vector<std::string> parts;
+  for (auto& item : value.items()) parts.push_back(number_text(item));
+  return fmt::format("({})", fmt::join(parts, ", "));
+}
+
+// What a checkpoint that PyTorch wrote was trained with, where the config says otherwise.
+std::string hyperparameter_note(const CheckpointReader& reader, const StateDict& state) {
+  std::vector<std::string> different;
+  for (auto& value : state.values) {
+    auto name = std::get<std::string>(value.path.back());
+    bool counts = name == "betas" || name == "eps" || name == "weight_decay" || name == "momentum";
+    if (!counts || !reader.metadata().values.contains(value.key)) continue;
+    auto saved = number_text(reader.read_value(value.key)), now = number_text(value.value);
+    if (saved != now) different.push_back(fmt::format("{}: {} in the checkpoint, {} now", value.key, saved, now));
+  }
+  return different.empty() ? "" : fmt::format("the config's optimizer is used:\n  {}", fmt::join(different, "\n  "));
+}
+
+// Steps and samples; one that PyTorch wrote knows only how often its optimizer stepped.
+Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const Config& config) {
+  auto& extra = reader.extra();
+  if (extra.is_null()) return {steps, steps * config.train.global_batch_size};
+  try {
+    return {extra.at("step").get<std::int64_t>(), extra.at("samples").get<std::int64_t>()};
+  } catch (const Json::exception& error) {
+    throw IoError(fmt::format("{} does not say where its run was: {}", (reader.folder() / "meshard.json").string(),
+                              error.what()));
+  }
+}
+
+LoadedCheckpoint load_all(World& world, const CheckpointReader& reader, const TrainingParts& parts) {
+  auto loaded = together(world, [&] {
+    LoadedCheckpoint loaded;
+    loaded.folder = reader.folder();
+    bool foreign = reader.extra().is_null();
+    add_note(loaded.notes, config_notes(reader, parts.config));
+    parts.optimizer.allocate(parts.context.weight_shards());
+    auto state = training_state(parts.context, parts.optimizer, parts.config, 0.0);
+    if (foreign) add_note(loaded.notes, "there is no meshard.json: no checksums, no config to compare");
+    if (foreign) add_note(loaded.notes, hyperparameter_note(reader, state));
+    state.values.clear();  // what PyTorch keeps per parameter group is made from the config, not read
+    add_note(loaded.notes, check_match(reader, state, parts.config.checkpoint.strict));
+    add_note(loaded.notes, conversion_note(reader, state));
+    std::erase_if(state.tensors, [&](auto& tensor) { return !reader.metadata().tensors.contains(tensor.key); });
+    reader.read(state);
+    parts.optimizer.set_steps(optimizer_steps(state));
+    loaded.progress = progress_of(reader, parts.optimizer.steps(), parts.config);
+    return loaded;
+  });
+  parts.context.refresh_weights();
+  return loaded;
+}
+
+}  // namespace
+
+std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
+                                              const TrainingParts& parts) {
+  CheckpointStore store(files, root);
+  std::string notes, listed;
+  for (auto step : store.complete()) listed += fmt::format("{} ", step);
+  std::istringstream steps(world.share_text(listed));
+  std::int64_t step = 0;
+  while (steps >> step) {
+    std::string problem;
+    if (auto reader = open_verified(world, files, store.folder(step), problem)) {
+      auto loaded = load_all(world, *reader, parts);
+      loaded.notes = notes.empty() ? loaded.notes : notes + (loaded.notes.empty() ? "" : "\n" + loaded.notes);
+      return loaded;
+    }
+    add_note(notes, fmt::format("{} is damaged, trying the one before:\n  {}", store.folder(step).string(), problem));
+  }
+  if (!notes.empty()) {
+    throw IoError(fmt::format("no checkpoint below {} is whole; move them away, or start anew with --overwrite\n{}",
+                              root.string(), notes));
+  }
+  return {};
+}
+
+LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
+                             const TrainingParts& parts) {
+  if (!files.exists(folder / ".metadata") && files.exists(folder / "checkpoints")) {
+    auto loaded = resume_newest(world, files, folder / "checkpoints", parts);
+    if (loaded) return *loaded;
+    throw ConfigError(fmt::format("{} holds no complete checkpoint", (folder / "checkpoints").string()));
+  }
+  return load_all(world, *open_whole(world, files, folder), parts);
+}
+
+Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides) {
+  auto& extra = reader.extra();
+  if (extra.is_null() || !extra.contains("config")) {
+    throw ConfigError(
+        fmt::format("{} has no config in it, as PyTorch wrote it; give one with --config", reader.folder().string()));
+  }
+  auto name = (reader.folder() / "meshard.json").string();
+  return parse_config(extra["config"].get<std::string>(), name, overrides, extra.value("ranks", 1));
+}
+
+LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
+                              const TrainingParts& parts) {
+  bool hugging_face = !files.exists(folder / ".metadata") && files.exists(folder / "config.json");
+  std::unique_ptr<CheckpointReader> reader;
+  if (!hugging_face) reader = open_whole(world, files, newest_of_a_run(world, files, folder));
+  auto loaded = together(world, [&] {
+    LoadedCheckpoint loaded;
+    loaded.folder = reader ? reader->folder() : folder;
+    auto state = model_state(parts.context);
+    if (hugging_face) {
+      Safetensors weights(files, folder);
+      for (auto& note : import_weights(weights, hf_model(parts.config), state)) add_note(loaded.notes, note);
+      return loaded;
+    }
+    add_note(loaded.notes, config_notes(*reader, parts.config));
+    add_note(loaded.notes, check_match(*reader, state, parts.config.checkpoint.strict));
+    add_note(loaded.notes, conversion_note(*reader, state));
+    reader->read(state);
+    return loaded;
+  });
+  parts.context.refresh_weights();
+  return loaded;
+}
+
+}  // namespace meshard

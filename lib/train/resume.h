@@ -1,0 +1,39 @@
+#pragma once
+// Where a run begins: from a checkpoint of its own, of another mesh, of PyTorch, or from a Hugging Face folder's
+// weights. dcp.md section 6, contract.md section 5.
+
+#include <optional>
+#include <string>
+
+#include "checkpoint/load.h"
+#include "train/checkpoints.h"
+
+namespace meshard {
+
+/// What a run began from.
+struct LoadedCheckpoint {
+  Progress progress;
+  std::filesystem::path folder;
+  std::string notes;  ///< for the log: damaged ones that were passed over, changes of the config, values converted
+};
+
+/// Collective over world. The newest complete checkpoint below `root` that verifies, loaded into the parts; none:
+/// nothing. Damaged ones are passed over, and said. Throws ConfigError, with every changed key, if it is of another
+/// model; IoError if keys or shapes do not match (checkpoint.strict), or all are damaged. The same on every rank.
+std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
+                                              const TrainingParts& parts);
+
+/// Collective over world. This checkpoint or, of a run's folder, its newest. Errors as above; damage is one.
+LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
+                             const TrainingParts& parts);
+
+/// Local. The config that a checkpoint was made with, with overrides. ConfigError for one that PyTorch wrote: it has
+/// none.
+Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
+
+/// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
+/// Hugging Face folder.
+LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
+                              const TrainingParts& parts);
+
+}  // namespace meshard

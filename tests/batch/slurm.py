@@ -1,0 +1,299 @@
+#!/usr/bin/env python3
+"""The job scripts under a real Slurm: munged, slurmctld and two slurmd on this machine."""
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+from cluster import Cluster, missing
+from jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
+from harness import (SKIPPED, Metrics, Run, case, expect, main, meshard, read_bytes, says_once, scratch, sets,
+                     steps_logged, until)
+from saved import checkpoint, data_of, steps_saved
+
+UNBOUND = {"MESHARD_MPI_OPTIONS": "--bind-to none"}   # two virtual nodes have the same cores
+ASKED = "launch.sh: USR1: asked the run to stop"
+overheads = []
+
+
+class Job:
+    def __init__(self, number):
+        self.number = number
+
+    def info(self, key):
+        text = cluster.call("scontrol", "show", "job", "-o", self.number)
+        return re.search(rf"\b{key}=(\S*)", text)[1]
+
+    @property
+    def state(self):
+        return self.info("JobState")
+
+    @property
+    def log(self):
+        return read_bytes(home / f"meshard-{self.number}.out").decode(errors="replace")
+
+    def text(self):
+        lines = [line for line in self.log.splitlines() if not line.startswith(" ")]
+        return f"{cluster.call('scontrol', 'show', 'job', self.number)}\n" + "\n".join(lines[-40:])
+
+    def until(self, condition, limit, what):
+        try:
+            until(condition, limit, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.text()}") from None
+
+    def says(self, text, limit, times=1):
+        """Waits until the job's log has the text so many times."""
+        self.until(lambda: self.log.count(text) >= times, limit, f"/{text}/ in the log")
+
+    def wait(self, *states, limit=240):
+        self.until(lambda: self.state in states, limit, f"{' or '.join(states)}")
+        return self
+
+    def ended(self, limit=240):
+        self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", limit=limit)
+        overheads.extend(float(text) for text in re.findall(r"the scripts took ([\d.]+) s", self.log))
+        return self
+
+    def expect_ended(self, what, state, code=0):
+        self.ended()
+        expect(f"{what}: {state}, exit code {code}", (self.state, self.info("ExitCode")) == (state, f"{code}:0"), self)
+
+
+def sbatch(folder, steps, values=None, options=(), train=(), env=None, ranks_per_node=1, script="train"):
+    """Submits tiny.yaml on both nodes."""
+    words = ["sbatch", "--parsable", "--nodes", 2, "--ntasks-per-node", ranks_per_node, "--cpus-per-task", 1,
+             "--time", 5, "--signal=B:USR1@10", *options, f"jobs/slurm/{script}.sbatch", TINY, "--run-dir", folder,
+             *sets({**VALUES, "train.steps": steps, **(values or {})}), *train]
+    return Job(cluster.call(*words, cwd=home, env={**UNBOUND, **(env or {})}).strip())
+
+
+def same_as_uninterrupted(what, folder, reference, steps):
+    run = meshard("compare", folder, reference, "--exact", "--metric", "loss", "--metric", "grad_norm")
+    expect(f"{what}: losses and gradient norms are those of the uninterrupted run, bitwise", run.code == 0, run)
+    expect(f"{what}: every step stands once", Metrics(folder).texts("step") == list(range(1, steps + 1)), folder)
+    ours, theirs = data_of(checkpoint(folder, steps)), data_of(checkpoint(reference, steps))
+    expect(f"{what}: the last checkpoints have the same bytes", ours and ours == theirs, sorted(ours), sorted(theirs))
+
+
+@case
+def preempted_and_requeued_twice():
+    """Catches: a wall-time signal or a preemption that kills, saves nothing, or is not followed by another start; a
+    step lost, done twice or done differently after it."""
+    steps = 30
+    values = {"checkpoint.interval": steps}
+    folder, reference = scratch("run"), scratch("uninterrupted")
+    # Slurm looks every 30 s, and signals up to 30 s early.
+    job = sbatch(folder, steps, values, ["--signal=B:USR1@270"])
+    with Held(folder, 3, job.until):
+        whole = sbatch(reference, steps, values)
+        job.says(ASKED, 60)
+    job.wait("PENDING")
+    expect("time limit: it says that it is requeued, and how often that may be",
+           re.search(r"requeueing job \d+, restart 1 of at most 20", job.log), job)
+    first = steps_saved(folder)
+    expect("time limit: a checkpoint was saved, on request", len(first) == 1 and first[0] < steps, first, job)
+    whole.expect_ended("uninterrupted", "COMPLETED")
+    with Held(folder, first[0] + 2, job.until):
+        urgent = Job(cluster.call("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null",
+                                  "--wrap", "true", cwd=home).strip())
+        job.says(ASKED, 60, times=2)
+    urgent.ended()
+    expect("preemption: the urgent job ran", urgent.state == "COMPLETED", urgent)
+    job.expect_ended("restarted twice", "COMPLETED")
+    expect("restarted twice: Slurm says so", job.info("Restarts") == "2", job)
+    expect("restarted twice: three starts, two of them resumed", [job.log.count(text) for text in (
+        "restart 0:", "restart 1:", "restart 2:", "resuming after step")] == [1, 1, 1, 2], job)
+    same_as_uninterrupted("restarted twice", folder, reference, steps)
+
+
+@case
+def over_two_nodes():
+    """Catches: a job that runs on one node, unbound or with other ranks than the allocation's; site settings that are
+    not used; a job that does not say what runs where."""
+    site = home / "jobs/site.env"
+    original = site.read_text()
+    site.write_text('MESHARD_PARTITION=main\nMESHARD_STOP_BEFORE_S=60\nPREFLIGHT=1\n' + original)
+    folder = scratch("run")
+    command = ["jobs/submit.sh", "slurm", "--nodes", 2, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time",
+               "0:05:00", TINY, "--run-dir", folder, *sets({**VALUES, "train.steps": 2})]
+    run = Run(command, cwd=home).wait(60)
+    expect("submit.sh: exit code 0", run.code == 0, run)
+    job = Job(re.search(r"Submitted batch job (\d+)", run.out)[1])
+    job.expect_ended("submit.sh", "COMPLETED")
+    site.write_text(original)
+    expect("the partition of site.env", job.info("Partition") == "main", job)
+    for what, pattern, count in (
+            ("ranks, cores, nodes", r"restart 0: 4 ranks x 1 cores on 2 nodes: node\[1-2\]", 1),
+            ("the launcher's version and options", r"mpirun \(Open MPI\) [\d.]+; launcher: mpirun -n 4 ", 1),
+            ("the node", r"node1: .* CPUs, .* GB, \d+ GPUs", 1),
+            ("Meshard's and LibTorch's versions", r"\nmeshard +\d.*\nLibTorch +\d", 1),
+            ("the binding of each rank", r"MCW rank \d bound to ", 8),   # preflight and training
+            ("the map of ranks", r"\n  rank 0-3 ", 1), ("the run folder", rf"run folder {folder};", 1),
+            ("the end", r"meshard: done: results lie in", 1)):
+        expect(f"the log has {what}", len(re.findall(pattern, job.log)) == count, job)
+    expect("preflight ran first", 0 <= job.log.find("\npreflight  ") < job.log.find("\nstep 1/2"), job)
+
+
+@case
+def srun_with_pmix():
+    """Catches: srun that starts worlds of one rank, loses the signal or the exit code, or hangs on a dead rank."""
+    folder = scratch("run")
+    env = {"MESHARD_LAUNCHER": "srun"}
+    job = sbatch(folder, 20, env=env)
+    with Held(folder, 3, job.until):
+        cluster.call("scancel", "--batch", "--signal=USR1", job.number)
+        job.says(ASKED, 30)
+    job.expect_ended("srun, stopped once", "COMPLETED")
+    expect("srun: requeued once, and resumed", job.info("Restarts") == "1" and "resuming after step" in job.log, job)
+    expect("srun: one world of two ranks", job.log.count("2 ranks = dp_outer 1 x dp_shard 2") == 2, job)
+    expect("srun: every step stands once", Metrics(folder).texts("step") == list(range(1, 21)), job)
+
+
+@case
+def wrong_pairing():
+    """Catches: N runs of one rank each where one of N was meant; a message without the right command, or N of them."""
+    folder = scratch("run")
+    env = {"MESHARD_LAUNCHER": "srun", "MESHARD_SRUN_OPTIONS": "--mpi=none"}
+    job = sbatch(folder, 2, env=env)
+    job.expect_ended("srun without PMIx", "FAILED", 2)
+    for text in ("mpirun -n 2 meshard", "srun --mpi=pmix -n 2 meshard", "srun started 2 processes without PMIx"):
+        expect(f"srun without PMIx: says once /{text}/", job.log.count(text) == 1, job)
+    expect("srun without PMIx: nothing was begun", not folder.exists(), job)
+    command = ["build/meshard", "train", TINY, "--run-dir", folder]
+    for what, variables in (("another MPI's mpirun", {"PMI_RANK": "0", "PMI_SIZE": "2"}),
+                            ("another Open MPI's mpirun", {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})):
+        run = Run(command, cwd=home, env=variables).wait(60)
+        expect(f"{what}: exit code 2, with the right command", run.code == 2 and says_once(run, "mpirun -n 2"), run)
+
+
+@case
+def array():
+    """Catches: an index off by one; a point's run outside its folder; a point that is not there."""
+    rates = {f"optimizer.lr={rate}": ("lr: 1.0e-3", f"lr: {rate}") for rate in ("1.0e-4", "2.0e-3", "3.0e-3")}
+    sweep = write_sweep(scratch("sweep"), rates)
+    words = ("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--cpus-per-task=1", "--time=5",
+             "--array=0,2,3", "--signal=B:USR1@10", "jobs/slurm/array.sbatch", sweep, *sets({**VALUES, "train.steps": 2}))
+    number = cluster.call(*words, cwd=home, env=UNBOUND).strip()
+    tasks = {index: Job(f"{number}_{index}") for index in (0, 2, 3)}
+    for index in (0, 2):
+        tasks[index].expect_ended(f"point {index}", "COMPLETED")
+    tasks[3].expect_ended("point 3 of 3", "FAILED", 2)
+    expect("point 3 of 3: said, with the range", "has no point 3: its points are 0 to 2" in tasks[3].log, tasks[3])
+    ran = {name: steps_logged(sweep / name) for name in rates}
+    expect("points 0 and 2 ran, each in its folder", list(ran.values()) == [2, 0, 2], ran)
+    expect("with their own values", "lr: 0.003" in (sweep / "optimizer.lr=3.0e-3/config.yaml").read_text(), sweep)
+    run = Run(["jobs/submit.sh", "slurm", "--dry-run", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1,
+               "--array", "1", sweep], cwd=home).wait(60)
+    expect("submit.sh of a sweep", run.code == 0 and "--array 1 jobs/slurm/array.sbatch" in run.out, run)
+
+
+@case
+def cancelled():
+    """Catches: a cancelled job that comes back; ranks that outlive it; a job that cannot be ended with a checkpoint."""
+    folder = scratch("run")
+    endless = {"checkpoint.interval": 2, "checkpoint.async": "false"}
+    job = sbatch(folder, 100000, endless)
+    until(lambda: steps_saved(folder), 60, "a checkpoint")
+    cluster.call("scancel", job.number)
+    job.ended()
+    expect("scancel: CANCELLED, not started again", (job.state, job.info("Restarts")) == ("CANCELLED", "0"), job)
+    until(lambda: not ranks_of(folder), 15, "the end of its ranks")
+    job = sbatch(folder, 100000, endless)
+    job.says("resuming after step", 60)
+    with Held(folder, steps_logged(folder) + 1, job.until):
+        cluster.call("scancel", "--batch", "--signal=TERM", job.number)
+        job.says(ASKED, 30)
+    job.expect_ended("scancel --batch --signal=TERM", "FAILED", 75)
+    expect("it saved, and says that it was not requeued", job.info("Restarts") == "0" and "by TERM: not requeued" in
+           job.log and steps_saved(folder)[-1] == Metrics(folder).steps[-1]["step"], job)
+
+
+@case
+def requeued_within_bounds():
+    """Catches: a run that can make no progress and is requeued for ever."""
+    folder = scratch("run")
+    job = sbatch(folder, 100, {"train.max_minutes": 0.0001}, env={"MESHARD_MAX_REQUEUES": "1"})
+    job.expect_ended("one restart allowed", "FAILED", 75)
+    expect("restarted once, then not", job.info("Restarts") == "1" and "restarted 1 times already" in job.log, job)
+
+
+@case
+def node_down():
+    """Catches: a job that is lost with a node, or that hangs; a run folder that the next start cannot use."""
+    folder = scratch("run")
+    job = sbatch(folder, 40, {"checkpoint.interval": 2, "checkpoint.async": "false"})
+    with Held(folder, 3, job.until):
+        cluster.call("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=test")
+        job.wait("PENDING")
+    until(lambda: not ranks_of(folder), 30, "the end of its ranks")
+    saved = steps_saved(folder)
+    # A node whose slurmd answers may have come back by itself.
+    cluster.call("scontrol", "update", "NodeName=node2", "State=RESUME", check=False)
+    job.expect_ended("node down", "COMPLETED")
+    expect("node down: one restart, from the newest checkpoint",
+           job.info("Restarts") == "1" and f"resuming after step {saved[-1]} " in job.log, job)
+    expect("node down: every step stands once", Metrics(folder).texts("step") == list(range(1, 41)), job)
+
+
+@case
+def refused_before_submission():
+    """Catches: a mistake that costs a wait in the queue; a refusal that does not say how to mend it."""
+    site = home / "jobs/site.env"
+    original = site.read_text()
+    shape = ("--nodes", 2, "--ranks-per-node", 1, "--cores-per-rank", 1)
+    before = cluster.call("squeue", "-h", "-t", "all", "-o", "%i")
+
+    def refused(what, *patterns, env=None, options=(*shape, TINY), site_text=original):
+        site.write_text(site_text)
+        run = Run(["jobs/submit.sh", "slurm", *options], cwd=home, env=env).wait(60)
+        site.write_text(original)
+        expect(f"{what}: exit code 2", run.code == 2, run)
+        for pattern in patterns:
+            expect(f"{what}: says once /{pattern}/", says_once(run, pattern), run)
+
+    refused("unknown partition", "no partition 'gpu'", "MESHARD_PARTITION in jobs/site.env to one of: main urgent",
+            env={"MESHARD_PARTITION": "gpu"})
+    cluster.call("scontrol", "update", "PartitionName=main", "Default=NO")
+    refused("no partition", "no default partition: set MESHARD_PARTITION in jobs/site.env to one of: main urgent")
+    cluster.call("scontrol", "update", "PartitionName=main", "Default=YES")
+    refused("missing setting", "jobs/site.env does not set MESHARD_LAUNCHER",
+            site_text=re.sub(r'(?m)^: "\$\{MESHARD_LAUNCHER.*\n', "", original))
+    refused("wrong settings", "MESHARD_LAUNCHER is 'ssh', neither mpirun nor srun",
+            "MESHARD_STOP_BEFORE_S is '5m', not a whole number",
+            env={"MESHARD_LAUNCHER": "ssh", "MESHARD_STOP_BEFORE_S": "5m"})
+    refused("config of other ranks", "parallel.dp_outer: 3 does not divide the 2 ranks", "does not fit 2 ranks",
+            options=(*shape, TINY, "--set", "parallel.dp_outer=3"))
+    refused("no such config", "there is no config no.yaml in ", options=(*shape, "no.yaml"))
+    refused("fewer GPUs than ranks", "1 ranks a node, but MESHARD_GPUS_PER_NODE is|2 ranks a node, but",
+            env={"MESHARD_GPUS_PER_NODE": "1"}, options=("--nodes", 1, "--ranks-per-node", 2, TINY))
+    refused("a time that the margin eats up", "no longer than MESHARD_STOP_BEFORE_S",
+            options=("--time", "0:05:00", TINY))
+    (home / "build/meshard").rename(home / "build/hidden")
+    refused("nothing built", "no build/meshard in .*: run jobs/setup.sh there first")
+    (home / "build/hidden").rename(home / "build/meshard")
+    after = cluster.call("squeue", "-h", "-t", "all", "-o", "%i")
+    expect("nothing was submitted", before == after, before, after)
+    job = sbatch(scratch("run"), 2, {"parallel.dp_outer": 3})
+    job.expect_ended("sbatch of a config of other ranks", "FAILED", 2)
+    expect("refused before mpirun, with the reason", "3 does not divide the 2 ranks" in job.log
+           and "launcher:" not in job.log, job)
+
+
+@case
+def overhead():
+    """Catches: scripts that keep an allocation waiting."""
+    print(f"from the start of a job to mpirun: {min(overheads):.2f} to {max(overheads):.2f} s over {len(overheads)} jobs")
+    expect("the fastest below 2 s", min(overheads) < 2.0, overheads)
+
+
+as_root()
+# Open MPI's shared memory is named after host, job and local rank, which are the same on both nodes here.
+os.environ["OMPI_MCA_btl"] = "self,tcp"
+if reason := missing():
+    print(f"skipped: {reason}")
+    sys.exit(SKIPPED)
+with tempfile.TemporaryDirectory(prefix="meshard-slurm-") as place, Cluster(Path(place) / "slurm") as cluster:
+    home = clone(Path(place) / "clone")
+    main()

@@ -1,0 +1,120 @@
+#pragma once
+// A sharded mixture-of-experts model and its optimizer on one mesh, with a value for every element that follows from
+// its key and global index alone: what a load on any other mesh must find.
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <fmt/format.h>
+
+#include <boost/test/unit_test.hpp>
+#include <limits>
+
+#include "base/hash.h"
+#include "checkpoint/load.h"
+#include "checkpoint/save.h"
+#include "config/config.h"
+#include "support/sharded_pair.h"
+#include "train/assemble.h"
+#include "train/sharded_model.h"
+#include "train/training_state.h"
+
+namespace meshard {
+
+struct Layout {
+  int ranks, outer, ep;
+  Strategy strategy;
+};
+
+inline std::string to_string(const Layout& layout) {
+  return fmt::format("{} ranks, dp_outer {}, expert {}, {}", layout.ranks, layout.outer, layout.ep,
+                     to_string(layout.strategy));
+}
+
+class CheckpointRun {
+ public:
+  static constexpr std::int64_t kSteps = 5;
+
+  /// Collective. `param`: of the weights that the model computes with; those saved are fp32.
+  explicit CheckpointRun(const Layout& layout, const std::string& param = "fp32")
+      : config_(parse_config(
+            R"(
+schema: 1
+model:
+  {vocab_size: 40, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 24,
+   tie_word_embeddings: true,
+   moe: {n_routed_experts: 12, num_experts_per_tok: 2, n_shared_experts: 1, moe_intermediate_size: 6,
+         first_k_dense_replace: 1}}
+train: {steps: 3, global_batch_size: 24, micro_batch_size: 1, seq_len: 8}
+data: {type: synthetic}
+)",
+            "test.yaml",
+            {fmt::format("parallel.dp_outer={}", layout.outer), fmt::format("parallel.expert={}", layout.ep),
+             fmt::format("parallel.strategy={}", to_string(layout.strategy)), "precision.param=" + param},
+            test_world().size())),
+        mesh_(test_world(), mesh_shape(config_, test_world().size())),
+        sharded_(shard_model(config_, mesh_)),
+        optimizer_(make_optimizer(config_)) {
+    optimizer_->allocate(sharded_.context->weight_shards());
+    for (auto& tensor : state().tensors) {
+      for (auto& piece : tensor.pieces) piece.values.fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+
+  /// Collective. As after some steps.
+  void fill() {
+    optimizer_->set_steps(kSteps);
+    for (auto& tensor : state().tensors) {
+      if (is_step(tensor)) continue;
+      for (auto& piece : tensor.pieces) piece.values.copy_(expected(tensor, piece.box));
+    }
+    sharded_.context->refresh_weights();
+  }
+
+  /// Collective.
+  void load(const std::filesystem::path& folder) {
+    CheckpointReader reader(posix_file_system(), folder);
+    auto into = state();
+    BOOST_TEST(reader.compare(into).empty(), reader.compare(into).text());
+    reader.read(into);
+    optimizer_->set_steps(optimizer_steps(into));
+    sharded_.context->refresh_weights();
+  }
+
+  /// Local. Every element that this rank holds, to the bit.
+  void check() const {
+    for (auto& tensor : state().tensors) {
+      for (auto& piece : tensor.pieces) {
+        BOOST_TEST(at::equal(piece.values, expected(tensor, piece.box)), tensor.key << " " << to_string(piece.box));
+      }
+    }
+  }
+
+  StateDict state() const { return training_state(*sharded_.context, *optimizer_, config_, 0.1); }
+
+ private:
+  static bool is_step(const StateTensor& tensor) {
+    return tensor.key.starts_with("optimizer.") && tensor.key.ends_with(".step");
+  }
+
+  static at::Tensor expected(const StateTensor& tensor, const Box& box) {
+    if (is_step(tensor)) return at::full(tensor.shape, static_cast<double>(kSteps), at::kFloat);
+    auto tied = tensor.key == "model.lm_head.weight";
+    auto salt = hash_text(tied ? "model.model.embed_tokens.weight" : tensor.key) % 1000;
+    auto numel = whole(tensor.shape).numel();
+    return part_of((at::arange(numel, at::kFloat) * 0.25 + static_cast<double>(salt)).view(tensor.shape), box);
+  }
+
+  Config config_;
+  Mesh mesh_;
+  ShardedModel sharded_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+/// Collective. Synchronous.
+inline void save_run(FileSystem& files, const std::filesystem::path& folder, const CheckpointRun& run) {
+  Saver saver(test_world(), files, /*async=*/false);
+  saver.save(folder, run.state(), {{"step", CheckpointRun::kSteps}});
+}
+
+}  // namespace meshard
