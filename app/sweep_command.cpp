@@ -25,6 +25,10 @@ struct SweepArguments {
   bool dry_run = false;
 };
 
+std::string counted(std::size_t count, const char* what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 fs::path find_scripts(const SweepArguments& arguments) {
   std::vector<fs::path> places = {fs::read_symlink("/proc/self/exe").parent_path() / "../jobs", "jobs"};
   if (!arguments.scripts.empty()) places = {arguments.scripts};
@@ -49,7 +53,7 @@ std::string ranks_text(const std::vector<CheckedPoint>& points, bool given) {
   auto [least, most] = std::ranges::minmax(points, {}, &CheckedPoint::ranks);
   auto ranks =
       least.ranks == most.ranks ? fmt::format("{}", most.ranks) : fmt::format("{} to {}", least.ranks, most.ranks);
-  return fmt::format("{} points; ranks per point: {} ({})", points.size(), ranks,
+  return fmt::format("{}; ranks per point: {} ({})", counted(points.size(), "point"), ranks,
                      given ? "--ranks" : "dp_outer x dp_shard of the config; 1 where dp_shard is auto: see --ranks");
 }
 
@@ -80,11 +84,19 @@ void check_batch_arguments(const SweepArguments& arguments) {
   }
 }
 
+/// The job scripts begin in the folder that they are submitted from, and look for theirs there.
+void check_place(const fs::path& scripts) {
+  std::error_code failed;
+  if (fs::equivalent(scripts, "jobs", failed)) return;
+  throw ConfigError(fmt::format("batch jobs start in the folder that they are submitted from: run this in {}",
+                                scripts.parent_path().string()));
+}
+
 void submit_points(const SweepArguments& arguments, const fs::path& scripts, const SweepFolder& folder,
                    const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses) {
   bool slurm = arguments.launcher == "slurm";
   BatchSettings settings{scripts, fs::absolute(folder.path()),
-                         site_options(scripts, slurm ? "MESHARD_SLURM_OPTIONS" : "MESHARD_PBS_OPTIONS"),
+                         site_settings(scripts, slurm ? "MESHARD_SLURM_OPTIONS" : "MESHARD_PBS_OPTIONS"),
                          arguments.jobs};
   std::map<BatchShape, std::vector<int>> shapes;
   for (std::size_t i = 0; i < points.size(); ++i) {
@@ -97,8 +109,9 @@ void submit_points(const SweepArguments& arguments, const fs::path& scripts, con
     for (auto& command : commands) {
       auto job = submit(arguments.launcher, command);
       folder.add_job(job);
-      Log().print(fmt::format("submitted as {} {}: {} points of {} ranks, indices {}", job.system, job.id,
-                              command.indices.size(), shape.ranks, index_ranges(command.indices)));
+      Log().print(fmt::format("submitted as {} {}: {} of {} each, indices {}", job.system, job.id,
+                              counted(command.indices.size(), "point"),
+                              counted(static_cast<std::size_t>(shape.ranks), "rank"), index_ranges(command.indices)));
     }
   }
 }
@@ -137,6 +150,7 @@ int sweep_points(const SweepArguments& arguments) {
   check_batch_arguments(arguments);
   auto sweep = load_sweep(arguments.file);
   auto scripts = arguments.dry_run ? fs::path() : find_scripts(arguments);
+  if (!arguments.dry_run && arguments.launcher != "local") check_place(scripts);
   std::optional<SweepFolder> folder;
   if (!arguments.dry_run) folder.emplace(arguments.out);
   auto record = read_sweep_record(arguments.out);
@@ -190,9 +204,9 @@ void add_sweep(CLI::App& app, Command& run) {
       ->type_name("DIR");
   command->add_flag("--dry-run", arguments->dry_run, "Check every point and print the table; nothing is written");
   command->footer(
-      "Examples:\n  meshard sweep configs/sweeps/lr_and_seed.yaml --out sweeps/lr --dry-run\n"
-      "  meshard sweep configs/sweeps/lr_and_seed.yaml --out sweeps/lr --jobs 2\n"
-      "  meshard sweep configs/sweeps/lr_and_seed.yaml --out sweeps/lr --launcher slurm");
+      "Examples:\n  meshard sweep configs/sweeps/lr_and_seed.yaml --out runs/lr --dry-run\n"
+      "  meshard sweep configs/sweeps/lr_and_seed.yaml --out runs/lr --jobs 2\n"
+      "  meshard sweep configs/sweeps/lr_and_seed.yaml --out runs/lr --launcher slurm");
   command->callback([arguments, &run] { run = [arguments] { return sweep_points(*arguments); }; });
 }
 

@@ -170,7 +170,7 @@ class SweepView : public JobWatcher {
 
 bool run_points_here(const LocalSweep& sweep, const std::vector<CheckedPoint>& points,
                      std::vector<PointStatus>& statuses) {
-  auto mpi_options = site_options(sweep.scripts, "MESHARD_MPI_OPTIONS");
+  auto mpi_options = site_words(sweep.scripts, {"MESHARD_MPI_OPTIONS"}).front();
   auto at_a_time = sweep.at_a_time.value_or(points_that_fit(points, usable_cores()));
   std::vector<LocalJob> jobs;
   std::vector<std::size_t> points_of_jobs;

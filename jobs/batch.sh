@@ -75,6 +75,7 @@ begin_slurm() {
   nodes=$SLURM_JOB_NUM_NODES hosts=$SLURM_JOB_NODELIST threads=${SLURM_CPUS_PER_TASK:-1}
   restarts=${SLURM_RESTART_COUNT:-0}
   requeue=requeue_slurm
+  unset SLURM_EXPORT_ENV   # after sbatch --export=NONE, srun would start mpirun's daemons without an environment
   trap_signals
   read_site
   if [[ $MESHARD_LAUNCHER == srun ]]; then
@@ -138,12 +139,24 @@ limit_time() {
   [[ -n $wall_s ]] || { say "qstat does not tell this job's walltime: train.max_minutes is left as it is"; return 0; }
   local minutes
   minutes=$(awk -v wall="$wall_s" -v before="$MESHARD_STOP_BEFORE_S" -v used="$SECONDS" -v own="$config_minutes" 'BEGIN {
-    left = wall - before > wall / 2 ? wall - before : wall / 2
+    left = (wall - before > wall / 2) ? wall - before : wall / 2
     minutes = (left - used) / 60
-    if (own != "" && own < minutes) minutes = own
-    printf "%.2f", minutes > 0.01 ? minutes : 0.01 }')
+    if (own != "" && own < minutes) print own
+    else printf("%.2f", minutes < 0.01 ? 0.01 : minutes) }')
   say "walltime $wall_s s: train.max_minutes=$minutes"
   limit=(--set "train.max_minutes=$minutes")
+}
+
+# What this job has, for its successor: as far as qstat tells, else as the nodefile shows.
+own_resources() {
+  local name fact text per_node=$((ranks / nodes))
+  fact=$(job_fact Resource_List.select)
+  text=select=${fact:-$nodes:ncpus=$((per_node * threads)):mpiprocs=$per_node:ompthreads=$threads}
+  for name in place walltime; do
+    fact=$(job_fact "Resource_List.$name")
+    [[ -z $fact ]] || text+=,$name=$fact
+  done
+  echo "$text"
 }
 
 # A TERM before its time is qdel's: whoever sends it wants no further start.
@@ -154,14 +167,11 @@ requeue_pbs() {
   fi
   may_restart || exit 75
   export MESHARD_RESTARTS=$((restarts + 1))
-  local names=MESHARD_RESTARTS name options=(-N "${PBS_JOBNAME:-meshard}") fact successor
+  local names=MESHARD_RESTARTS name fact successor
+  local options=(-N "${PBS_JOBNAME:-meshard}" -l "$(own_resources)")
   for name in CONFIG SWEEP INDEX OPTIONS "${site_settings[@]}"; do
     # What came with the job, not what site.env made of it.
     if [[ -v $name && ${!name@a} == *x* ]]; then names+=,$name; fi
-  done
-  for name in select place walltime; do
-    fact=$(job_fact "Resource_List.$name")
-    [[ -z $fact ]] || options+=(-l "$name=$fact")
   done
   fact=$(job_fact Account_Name); fact=${fact:-$MESHARD_ACCOUNT}
   [[ -z $fact ]] || options+=(-A "$fact")
@@ -272,7 +282,7 @@ train() {
   say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.2f", b - a}') s"
   status=0
   if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
-  [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${limit[@]}" "${options[@]}"
+  [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
   conclude
 }
 

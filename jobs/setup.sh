@@ -50,27 +50,36 @@ python3 with venv and pip so that LibTorch can be installed into .venv. Librarie
 EOF
 }
 
-install_packages() {
+# apt_install NAME...: false if some could not be installed.
+apt_install() {
   local name missing=()
-  if have dpkg-query && have apt-get; then
-    for name in "${packages[@]}"; do
-      [[ $(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || missing+=("$name")
-    done
-    [[ ${#missing[@]} -gt 0 ]] || return 0
-    say "installing ${missing[*]}"
-    # A third-party package source that does not answer must not stop us: what counts is the installation.
-    as_root apt-get -q update >build/apt.log 2>&1 || say "apt-get update was not complete (build/apt.log); going on"
-    if as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "${missing[@]}" \
-        >>build/apt.log 2>&1; then
-      return 0
-    fi
-    say "could not install packages (build/apt.log). As root: apt-get install ${missing[*]}"
-    say "going on with what is there"
-  fi
+  have dpkg-query && have apt-get || return 1
+  for name in "$@"; do
+    [[ $(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || missing+=("$name")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  say "installing ${missing[*]}"
+  # A third-party package source that does not answer must not stop us: what counts is the installation.
+  as_root apt-get -q update >build/apt.log 2>&1 || say "apt-get update was not complete (build/apt.log); going on"
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
+    install "${missing[@]}" >>build/apt.log 2>&1
+}
+
+install_packages() {
+  if apt_install "${packages[@]}"; then return 0; fi
+  ! have apt-get || say "could not install packages (build/apt.log). As root: apt-get install ${packages[*]}"
+  say "going on with what is there"
+  local name
   for name in cmake mpicc mpirun; do
     have "$name" || fail "no $name here." "$(what_is_needed)"
   done
   have c++ || have g++ || [[ -n ${CXX-} ]] || fail "no C++ compiler here." "$(what_is_needed)"
+}
+
+# A Slurm of the tests' own.
+batch_daemons() {
+  apt_install slurm-wlm munge slurm-wlm-torque ||
+    say "SKIPPED: no Slurm to be had (build/apt.log); the batch scripts are not tested under one"
 }
 
 is_libtorch() { [[ -e $1/include/ATen/core/Tensor.h && -e $1/lib/libtorch.so ]]; }
@@ -190,7 +199,7 @@ mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
 install_packages
 find_libtorch
-if [[ $tests == yes ]]; then nccl_headers; tests/interop/setup.sh; fi
+if [[ $tests == yes ]]; then batch_daemons; nccl_headers; tests/interop/setup.sh; fi
 fetch_text
 build
 say "the binary is $root/build/meshard"

@@ -88,7 +88,7 @@ slurm_command() {
 pbs_command() {
   local chunk=ncpus=$((shape_ranks * shape_cores)):mpiprocs=$shape_ranks:ompthreads=$shape_cores names=OPTIONS,PREFLIGHT
   [[ $MESHARD_GPUS_PER_NODE == 0 ]] || chunk+=:ngpus=$MESHARD_GPUS_PER_NODE
-  command=(qsub -l "select=$shape_nodes:$chunk" -l "walltime=$time")
+  command=(qsub -l "select=$shape_nodes:$chunk,walltime=$time")
   [[ -z $MESHARD_ACCOUNT ]] || command+=(-A "$MESHARD_ACCOUNT")
   [[ -z $MESHARD_PARTITION ]] || command+=(-q "$MESHARD_PARTITION")
   if [[ $kind == train ]]; then

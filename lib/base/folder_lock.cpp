@@ -49,9 +49,12 @@ struct Owner {
 
 // An empty or torn lock belongs to a process that died, or is just being written; age decides which.
 std::optional<Owner> read_owner(const fs::path& lock) {
-  auto json = nlohmann::json::parse(std::ifstream(lock), nullptr, false);
-  if (json.is_discarded() || !json.is_object()) return {};
-  return Owner{json.value("host", ""), json.value("start", ""), json.value("pid", 0)};
+  try {
+    auto json = nlohmann::json::parse(std::ifstream(lock));
+    return Owner{json.at("host"), json.at("start"), json.at("pid")};
+  } catch (const nlohmann::json::exception&) {
+    return {};
+  }
 }
 
 bool create_lock(const fs::path& lock) {

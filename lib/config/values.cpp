@@ -17,23 +17,29 @@ namespace {
 // No count of a run is larger, and the product of two stays exact.
 constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
 
-bool matches(const std::string& text, const char* pattern) {
-  return std::regex_match(text, std::regex(pattern));
+// std::regex recurses for each character, so a text that no one writes by hand would overflow the stack.
+constexpr std::size_t kLongestMatch = 1000;
+
+bool matches(const std::string& text, const std::regex& pattern) {
+  return text.size() <= kLongestMatch && std::regex_match(text, pattern);
 }
 
 bool is_integer(const std::string& text) {
-  return matches(text, "-?(0|[1-9][0-9]*)");
+  static const std::regex integer("-?(0|[1-9][0-9]*)");
+  return matches(text, integer);
 }
 
 bool is_real(const std::string& text) {
-  return matches(text, R"(-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?)");
+  static const std::regex real(R"(-?((0|[1-9][0-9]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?)");
+  return matches(text, real);
 }
 
 // What some YAML reader takes for a number, but not everyone for the same one.
 bool is_odd_number(const std::string& text) {
-  return matches(text, R"([-+]?(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|\.(inf|Inf|INF|nan|NaN|NAN)))") ||
-         matches(text, R"([-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?)") ||
-         matches(text, R"(\+\.[0-9]+([eE][-+]?[0-9]+)?|[-+]?[0-9]{1,3}(,[0-9]{3})+|[0-9]+(:[0-5]?[0-9])+)");
+  static const std::regex prefixed(R"([-+]?(0[xX][0-9a-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+|\.(inf|Inf|INF|nan|NaN|NAN)))");
+  static const std::regex grouped(R"([-+]?[0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?)");
+  static const std::regex other(R"(\+\.[0-9]+([eE][-+]?[0-9]+)?|[-+]?[0-9]{1,3}(,[0-9]{3})+|[0-9]+(:[0-5]?[0-9])+)");
+  return matches(text, prefixed) || matches(text, grouped) || matches(text, other);
 }
 
 bool is_bool_word(std::string text) {
@@ -251,7 +257,8 @@ std::string write_value(double value, const Limits&) {
 }
 
 std::string write_value(const std::string& value, const Limits&) {
-  if (matches(value, "[A-Za-z0-9_./][A-Za-z0-9_./-]*") && reads_as_text(value)) return value;
+  static const std::regex plain("[A-Za-z0-9_./][A-Za-z0-9_./-]*");
+  if (matches(value, plain) && reads_as_text(value)) return value;
   std::string quoted = "\"";
   for (unsigned char c : value) {
     if (c == '"' || c == '\\') {

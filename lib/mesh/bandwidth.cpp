@@ -16,9 +16,9 @@ namespace meshard {
 namespace {
 
 constexpr std::int64_t kElement = 4;
-constexpr std::int64_t kSmallest = 4 << 10;
-constexpr std::int64_t kProbe = 256 << 10;  // from here on time grows with size
+constexpr std::int64_t kProbe = 256 << 10;  // from here on time grows with size; always affordable
 constexpr double kBatchSeconds = 1e-3;      // short operations are timed several at a time
+constexpr double kShort = 10e-3;            // one hiccup of the machine may be all of it
 constexpr int kMostInBatch = 20, kMostRepetitions = 30;
 constexpr double kShareOfOne = 0.25;  // of a measurement's time: a first one, and some to take a median of
 
@@ -84,8 +84,7 @@ class BandwidthMeter {
     std::int64_t before = 0;
     for (auto wanted : options_.sizes) {
       auto allowance = (options_.seconds - agreed(0.0)[1]) / static_cast<double>(left_--);
-      auto fits = power_of_two_below(allowance * kShareOfOne / seconds_per_byte);
-      if (before == 0) fits = std::max(fits, kSmallest);
+      auto fits = std::max(probe, power_of_two_below(allowance * kShareOfOne / seconds_per_byte));
       auto bytes = std::min({wanted, fits, limit(axis)});
       if (bytes <= before) continue;
       auto& result = measured_.emplace_back(measure(operation, bytes, allowance));
@@ -98,6 +97,7 @@ class BandwidthMeter {
 
   Bandwidth measure(const Operation& operation, std::int64_t bytes, double allowance) const {
     auto first = agreed(operation.time(bytes, 1))[0];
+    if (first < kShort) first = std::min(first, agreed(operation.time(bytes, kMostInBatch))[0]);
     int batch = std::clamp(static_cast<int>(kBatchSeconds / first), 1, kMostInBatch);
     int repetitions = std::clamp(static_cast<int>(allowance / (first * batch)), 1, kMostRepetitions);
     std::vector<double> times;

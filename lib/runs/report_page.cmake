@@ -1,5 +1,4 @@
-# cmake -DFOLDER=lib/runs -DOUT=report_page.cpp -P report_page.cmake: one page from its parts, as C++. A string literal of
-# any length is no matter for GCC and Clang.
+# cmake -DFOLDER=lib/runs -DOUT=report_page.cpp -P report_page.cmake: one page from its parts, as C++.
 cmake_minimum_required(VERSION 3.22)
 file(READ "${FOLDER}/report_page.html" page)
 foreach(part report_page.css report_format.js report_plots.js report_maps.js report_table.js report_page.js)

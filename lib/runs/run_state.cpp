@@ -44,7 +44,7 @@ class StateReader {
   bool take(std::string_view line, bool whole) {
     if (whole && line.starts_with(kStepLine)) {
       auto digits = line.substr(kStepLine.size());
-      return std::from_chars(digits.data(), digits.data() + digits.size(), state.step).ec == std::errc{};
+      if (std::from_chars(digits.data(), digits.data() + digits.size(), state.step).ec == std::errc{}) return true;
     }
     if (whole && line.starts_with(kHeaderLine)) {
       started();
@@ -67,10 +67,8 @@ class StateReader {
       ended_ = true;
     } else if (json.contains("step") && json["step"].is_number_integer()) {
       state.step = json["step"].get<std::int64_t>();
-    } else {
-      return false;
     }
-    return true;
+    return true;  // also one that a later version writes
   }
 
   void started() {

@@ -29,8 +29,9 @@ struct RunState {
 /// "missing", "running", "done", "preempted", "failed", "died".
 std::string to_string(RunPhase phase);
 
-/// Local. Cheap: reads the file once and parses only the lines it needs. A torn last line counts as not written. A
-/// folder that is not there is Missing. Throws IoError if the file cannot be read, or is none of a run's.
+/// Local. Cheap: reads the file once and parses only the lines it needs. A torn last line counts as not written, an
+/// object without a name that is known here as a later version's. A folder that is not there is Missing. Throws IoError
+/// if the file cannot be read, or is none of a run's.
 RunState run_state(const std::filesystem::path& folder);
 
 }  // namespace meshard

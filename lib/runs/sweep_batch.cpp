@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <sstream>
 
@@ -83,43 +84,81 @@ void add_pbs(std::map<int, std::string>& found, const SweepJob& job) {
 }  // namespace
 
 BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shape, const std::vector<int>& indices) {
+  auto& site = settings.site;
   std::vector<std::string> words = {"sbatch", "--parsable"};
-  add_words(words, settings.site_options);
+  if (!site.account.empty()) words.push_back("--account=" + site.account);
+  if (!site.partition.empty()) words.push_back("--partition=" + site.partition);
+  if (site.gpus_per_node > 0) words.push_back(fmt::format("--gpus-per-node={}", site.gpus_per_node));
+  if (!site.stop_before_s.empty()) words.push_back("--signal=B:USR1@" + site.stop_before_s);
+  if (shape.threads > 0) words.push_back(fmt::format("--cpus-per-task={}", shape.threads));
+  add_words(words, site.options);
   auto limit = settings.at_a_time ? fmt::format("%{}", *settings.at_a_time) : "";
   words.push_back(fmt::format("--array={}{}", index_ranges(indices), limit));
   words.push_back(fmt::format("--ntasks={}", shape.ranks));
-  if (shape.threads > 0) words.push_back(fmt::format("--cpus-per-task={}", shape.threads));
   add_words(words, {(settings.scripts / "slurm/array.sbatch").string(), settings.folder.string()});
   return {words, indices};
 }
 
 std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const BatchShape& shape,
                                        const std::vector<int>& indices) {
+  auto& site = settings.site;
   auto threads = std::max(1, shape.threads);
+  std::vector<std::string> words = {"qsub"};
+  if (!site.account.empty()) add_words(words, {"-A", site.account});
+  if (!site.partition.empty()) add_words(words, {"-q", site.partition});
+  add_words(words, site.options);
+  add_words(words, {"-l", fmt::format("select={}:ncpus={}:mpiprocs=1:ompthreads={}{}", shape.ranks, threads, threads,
+                                      site.gpus_per_node > 0 ? ":ngpus=1" : "")});
   std::vector<BatchCommand> commands;
   for (auto& run : consecutive(indices)) {
-    auto range = run.size() > 1 ? fmt::format("{}-{}", run.front(), run.back())
-                                : fmt::format("{}-{}:2", run.front(), run.front() + 1);
-    std::vector<std::string> words = {"qsub"};
-    add_words(words, settings.site_options);
-    add_words(words, {"-J", range, "-l",
-                      fmt::format("select={}:ncpus={}:mpiprocs=1:ompthreads={}", shape.ranks, threads, threads), "-v",
-                      "SWEEP=" + settings.folder.string(), (settings.scripts / "pbs/array.pbs").string()});
-    commands.push_back({words, run});
+    auto& command = commands.emplace_back(BatchCommand{words, run}).command;
+    auto variables = "SWEEP=" + settings.folder.string();
+    if (run.size() > 1) {
+      add_words(command, {"-J", fmt::format("{}-{}", run.front(), run.back())});
+    } else {
+      variables += fmt::format(",INDEX={}", run.front());
+    }
+    add_words(command, {"-v", variables, (settings.scripts / "pbs/array.pbs").string()});
   }
   return commands;
 }
 
-std::vector<std::string> site_options(const std::filesystem::path& scripts, const std::string& name) {
+std::vector<std::vector<std::string>> site_words(const std::filesystem::path& scripts,
+                                                 const std::vector<std::string>& names) {
+  constexpr char kEndOfSetting = '\x1e';
   auto file = (scripts / "site.env").string();
-  auto result = run_command({"bash", "-c", R"(. "$1" >&2 || exit; set -f; printf '%s\n' ${!2-})", "bash", file, name});
+  std::vector<std::string> command = {"bash", "-c",
+                                      R"(. "$0" >&2 || exit; set -f
+                                         for name; do printf '%s\n' ${!name-}; printf '\036\n'; done)",
+                                      file};
+  add_words(command, names);
+  auto result = run_command(command);
   if (result.exit != 0) throw ConfigError(fmt::format("cannot read {}: {}", file, said(result)));
-  std::vector<std::string> words;
+  std::vector<std::vector<std::string>> all(1);
   std::istringstream lines(result.out);
   for (std::string word; std::getline(lines, word);) {
-    if (!word.empty()) words.push_back(word);
+    if (word == std::string(1, kEndOfSetting)) {
+      all.emplace_back();
+    } else if (!word.empty()) {
+      all.back().push_back(word);
+    }
   }
-  return words;
+  all.pop_back();
+  return all;
+}
+
+SiteSettings site_settings(const std::filesystem::path& scripts, const std::string& extra) {
+  auto words = site_words(scripts, {"MESHARD_ACCOUNT", "MESHARD_PARTITION", "MESHARD_GPUS_PER_NODE",
+                                    "MESHARD_STOP_BEFORE_S", "MESHARD_SUBMIT_OPTIONS", extra});
+  auto one = [&](std::size_t i) { return words[i].empty() ? std::string() : words[i].front(); };
+  SiteSettings site{one(0), one(1), 0, one(3), words[4]};
+  auto gpus = one(2);
+  auto [end, error] = std::from_chars(gpus.data(), gpus.data() + gpus.size(), site.gpus_per_node);
+  if (!gpus.empty() && (error != std::errc{} || end != gpus.data() + gpus.size())) {
+    throw ConfigError(fmt::format("MESHARD_GPUS_PER_NODE is '{}', not a whole number (jobs/site.env)", gpus));
+  }
+  add_words(site.options, words[5]);
+  return site;
 }
 
 SweepJob submit(const std::string& system, const BatchCommand& batch) {

@@ -11,12 +11,20 @@
 
 namespace meshard {
 
-/// What an array job is submitted with.
+/// What a site's batch system has to be told, from jobs/site.env.
+struct SiteSettings {
+  std::string account, partition;    ///< empty: not told
+  int gpus_per_node = 0;             ///< 0: not told
+  std::string stop_before_s;         ///< seconds before its end that a job is asked to stop; empty: as its script says
+  std::vector<std::string> options;  ///< further ones, for sbatch or qsub
+};
+
+/// What array jobs are submitted with.
 struct BatchSettings {
-  std::filesystem::path scripts;          ///< the folder jobs/
-  std::filesystem::path folder;           ///< the sweep's
-  std::vector<std::string> site_options;  ///< of jobs/site.env, for sbatch or qsub
-  std::optional<int> at_a_time;           ///< points, Slurm only
+  std::filesystem::path scripts;  ///< the folder jobs/
+  std::filesystem::path folder;   ///< the sweep's
+  SiteSettings site;
+  std::optional<int> at_a_time;  ///< points, Slurm only
 };
 
 /// Points of one size.
@@ -36,13 +44,19 @@ struct BatchCommand {
 BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shape, const std::vector<int>& indices);
 
 /// Local. `qsub -J FIRST-LAST -l select=... -v SWEEP=FOLDER jobs/pbs/array.pbs`, one per run of consecutive indices: -J
-/// takes nothing else. A single index is FIRST-(FIRST+1):2, as FIRST must be below LAST.
+/// takes nothing else, and no single index, which is a job of its own with -v SWEEP=FOLDER,INDEX=N. A rank is a chunk,
+/// with a GPU where nodes have some.
 std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const BatchShape& shape,
                                        const std::vector<int>& indices);
 
-/// Local. Options of jobs/site.env, split into words as the shell does: MESHARD_SLURM_OPTIONS or MESHARD_PBS_OPTIONS.
-/// Throws ConfigError if the file cannot be read.
-std::vector<std::string> site_options(const std::filesystem::path& scripts, const std::string& name);
+/// Local. Reads jobs/site.env as the job scripts do. `options` are those of MESHARD_SUBMIT_OPTIONS and of the variable
+/// `extra` (MESHARD_SLURM_OPTIONS or MESHARD_PBS_OPTIONS), split into words by the shell. Throws ConfigError if it
+/// cannot be read.
+SiteSettings site_settings(const std::filesystem::path& scripts, const std::string& extra);
+
+/// Local. The words of each of these settings of jobs/site.env, in their order. Throws as above.
+std::vector<std::vector<std::string>> site_words(const std::filesystem::path& scripts,
+                                                 const std::vector<std::string>& names);
 
 /// Local. Submits, and returns the job as jobs.txt has it. Throws ConfigError with the batch system's own words, and
 /// what to look at, if it refuses.

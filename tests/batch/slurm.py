@@ -211,6 +211,38 @@ def cancelled():
 
 
 @case
+def pbs_scripts():
+    """Catches: what Slurm's own reading of qsub and #PBS does not accept: options, directives, a successor's."""
+    folder, config = scratch("run"), home / "four.yaml"
+    config.write_text((home / TINY).read_text().replace("steps: 20", "steps: 4"))
+    site = home / "jobs/site.env"
+    original = site.read_text()
+    # Slurm's qsub exports nothing but -v.
+    exports = " ".join(f"{name}={value}" for name, value in os.environ.items() if name.startswith("OMPI_"))
+    site.write_text(f"export {exports}\nunset SLURM_EXPORT_ENV\nMESHARD_MPI_OPTIONS='--bind-to none'\n" + original)
+
+    def qsub(*more):
+        variables = [f"CONFIG={config}", f"OPTIONS=--run-dir={folder}", "MESHARD_MAX_REQUEUES=1", *more]
+        return Job(cluster.call("qsub", "-o", "meshard-%j.out", "-j", "oe", "-l",
+                                "select=2:ncpus=1:mpiprocs=1:ompthreads=1,walltime=00:05:00", "-v", ",".join(variables),
+                                "jobs/pbs/train.pbs", cwd=home).strip())
+
+    job = qsub()
+    job.expect_ended("qsub", "COMPLETED")
+    expect("qsub: two ranks on two nodes, a limit from the walltime",
+           "2 ranks x 1 cores on 2 nodes: node1 node2" in job.log and "walltime 300 s" in job.log, job)
+    config.write_text(config.read_text().replace("steps: 4", "steps: 100\n  max_minutes: 0.0001"))
+    job = qsub()
+    job.expect_ended("qsub of a run that stops", "COMPLETED")
+    successor = Job(re.search(r"job (\d+) goes on", job.log)[1])
+    successor.ended()
+    expect("its successor: the same nodes and time, and no further one", (
+        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit"), successor.info("ExitCode"))
+        == ("2", "2", "00:05:00", "75:0"), successor)
+    site.write_text(original)
+
+
+@case
 def requeued_within_bounds():
     """Catches: a run that can make no progress and is requeued for ever."""
     folder = scratch("run")

@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 
-from harness import BINARY, Run, Skip, case, expect, main, meshard, mpirun, scratch
+from harness import BINARY, Run, Skip, case, expect, main, meshard, mpirun, scratch, sets
 
 MOE = "configs/tests/moe.yaml"
-HYBRID = ("--config", MOE, "--set", "parallel.dp_outer=2", "--set", "parallel.strategy=hsdp", "--set", "parallel.expert=2",
-          "--set", "run.threads=1")
+HYBRID = ("--config", MOE, *sets({"parallel.dp_outer": 2, "parallel.strategy": "hsdp", "parallel.expert": 2,
+                                  "run.threads": 1}))
 SHORT = ("--seconds", "0.5")
 
 
@@ -27,7 +27,7 @@ def four_ranks():
     if not expect("four ranks: exit code 0", run.code == 0, run):
         return
     report = json.loads(run.out)
-    expect("it took less than 20 s", run.seconds < 20, run.seconds, report["seconds"])
+    expect("it took less than 20 s", report["seconds"] < 20, report["seconds"])
     expect("every rank has its place", [place["rank"] for place in report["places"]] == [0, 1, 2, 3], run)
     expect("threads are those of the config", {place["threads"] for place in report["places"]} == {1}, run)
     cores = sorted(os.sched_getaffinity(0))
@@ -37,7 +37,8 @@ def four_ranks():
     expected = [(axis, ranks, operation) for axis, ranks in (("dp_outer", 2), ("dp_shard", 2), ("world", 4))
                 for operation in operations]
     expect("every axis and operation", list(dict.fromkeys(measured)) == expected, run)
-    expect("at three sizes", [each["wanted_bytes"] for each in report["bandwidths"]][:3] == [1 << 12, 1 << 20, 1 << 26], run)
+    sizes = [each["wanted_bytes"] for each in report["bandwidths"]]
+    expect("at the sizes of the default", sizes[:2] == [1 << 12, 1 << 20], run)
     crowded = [warning for warning in report["warnings"] if "run 4 threads" in warning]
     expect("too few cores are a warning, and not otherwise", len(crowded) == (len(cores) < 4), run)
 

@@ -16,9 +16,10 @@ DENSE = {"ranks": 4, "mesh": {"dp_outer": 2, "dp_shard": 2, "expert_dp": 4, "exp
 LINE = ('{{"step":{step},"tokens":{tokens},"loss":{loss!r},"bits_per_byte":{bits!r},"grad_norm":{norm!r},"lr":{lr!r},'
         '"step_ms":{{"min":{low!r},"median":{median!r},"max":{high!r}}},"tokens_per_s":{speed!r},'
         '"tflops":0.016741717580724413,"mfu":null,"mem_peak_bytes":{memory},"data_ms":0.02108,"comm_ms":{comm!r},'
-        '"comm_bytes":{{"all_gather":{{"dp_shard":{{"count":9,"bytes":6799104}},"expert_dp":{{"count":6,"bytes":5308416}}}},'
-        '"all_reduce":{{"world":{{"count":1,"bytes":288}}}},"reduce_scatter":{{"dp_shard":{{"count":5,"bytes":3552768}},'
-        '"expert_dp":{{"count":3,"bytes":2654208}}}}}},"checkpoint_stall_ms":{stall!r},{moe}"nonfinite":[]}}\n')
+        '"comm_bytes":{{"all_gather":{{"dp_shard":{{"count":9,"bytes":6799104}},'
+        '"expert_dp":{{"count":6,"bytes":5308416}}}},"all_reduce":{{"world":{{"count":1,"bytes":288}}}},'
+        '"reduce_scatter":{{"dp_shard":{{"count":5,"bytes":3552768}},"expert_dp":{{"count":3,"bytes":2654208}}}}}},'
+        '"checkpoint_stall_ms":{stall!r},{moe}"nonfinite":[]}}\n')
 
 
 def compact(value):
@@ -48,8 +49,9 @@ def layers_text(generator, step, layers, experts, pairs, per_layer):
         counts = [max(0, round(pairs * share / sum(wish))) for share in wish]
         bias = [min(step, 120) * -1e-3 * math.sin(3.1 * expert + layer) for expert in range(experts)]
         mean = sum(counts) / experts
-        fields = {"layer": layer, "count_total": sum(counts), "max_vio": max(counts) / mean - 1, "dead": counts.count(0),
-                  "bias_min": min(bias), "bias_max": max(bias), "bias_finite": True, "dropped": 0, "min_gap": 1e-6}
+        fields = {"layer": layer, "count_total": sum(counts), "max_vio": max(counts) / mean - 1,
+                  "dead": counts.count(0), "bias_min": min(bias), "bias_max": max(bias), "bias_finite": True,
+                  "dropped": 0, "min_gap": 1e-6}
         parts.append({**fields, "counts": counts, "bias": bias} if per_layer else fields)
     return '"moe":' + compact({"aux_loss": 0.01 + 0.01 / step, "z_loss": 0.0, "layers": parts}) + ","
 
@@ -73,7 +75,8 @@ def step_lines(lines, interval=1, seed=1, lr=3e-3, floor=1.6, speed=1.3e4, exper
 def config_text(name, steps, settings):
     """A config.yaml with just these keys, nested as in the file."""
     tree = {}
-    for key, value in {"run.name": name, "run.seed": 1234, "train.steps": steps, "checkpoint.interval": 0, **settings}.items():
+    keys = {"run.name": name, "run.seed": 1234, "train.steps": steps, "checkpoint.interval": 0, **settings}
+    for key, value in keys.items():
         section, leaf = key.rsplit(".", 1)
         tree.setdefault(section, {})[leaf] = value
     lines = ["schema: 1"]
@@ -123,8 +126,8 @@ def write_big_sweep(folder, runs, lines):
         lr, batch = settings["optimizer.lr"], settings["train.global_batch_size"]
         experts = {"experts": 16, "per_layer": index % 10 == 2} if index % 5 == 2 else {}
         floor = 1.55 + 0.12 * abs(math.log10(lr / 3e-3)) ** 2 + 0.02 * (batch == 16)
-        body = list(evaluated(step_lines(lines, 10, seed=index, lr=lr, floor=floor, speed=1.3e4 + 40 * index, **experts),
-                              max(1, lines // 10), 0.22))
+        body = step_lines(lines, 10, seed=index, lr=lr, floor=floor, speed=1.3e4 + 40 * index, **experts)
+        body = list(evaluated(body, max(1, lines // 10), 0.22))
         steps = 10 * lines - 10
         if index in (4, 9):    # diverged
             body = body[:len(body) // 3]
@@ -136,7 +139,8 @@ def write_big_sweep(folder, runs, lines):
             closing = end(0, steps, "done")
         again = header(steps_done=5 * lines) if index in (6, 12) else ""
         half = len(body) // 2
-        write_run(folder / name, header() + "".join(body[:half]) + again + "".join(body[half:]) + closing, steps, settings)
+        text = header() + "".join(body[:half]) + again + "".join(body[half:]) + closing
+        write_run(folder / name, text, steps, settings)
         if index == 17:
             (folder / name / "checkpoints" / f"step-{5 * lines:08}").mkdir(parents=True)
             (folder / name / "checkpoints" / f"step-{5 * lines:08}" / ".metadata").touch()
@@ -154,6 +158,7 @@ def write_long_runs(folder, runs, lines, kinds=5):
             name.mkdir()
             for file in ("metrics.jsonl", "config.yaml"):
                 os.link(folder / f"run{index % kinds:02}" / file, name / file)
+    return folder
     return folder
 
 

@@ -288,17 +288,20 @@ def array_jobs():
     base, out = config(steps=2, eval_interval=0), scratch("out")
     file = spec({"seeds": [1, 2, 3, 4]}, base)
     run = sweep(spec({"seeds": [1]}, base), out)  # one point is done
+    run = Run(words(file, out, "--launcher", "slurm"), cwd=out).wait()
+    expect("submitted from elsewhere: refused", run.code == 2 and f"run this in {SOURCE}" in run.err, run)
     bin = batch_system(sbatch="echo '71;cluster'", squeue="cat $(dirname $0)/queue",
                        qsub="echo 5[].server", qstat="cat $(dirname $0)/queue; exit $(cat $(dirname $0)/code)")
-    env = {"PATH": str(bin), "MESHARD_SLURM_OPTIONS": "--account=a  -p b", "MESHARD_PBS_OPTIONS": "-q c"}
+    env = {"PATH": str(bin), "MESHARD_ACCOUNT": "a", "MESHARD_SLURM_OPTIONS": "--qos=b  -x c",
+           "MESHARD_PBS_OPTIONS": "-m n", "MESHARD_STOP_BEFORE_S": "60"}
     run = sweep(file, out, "--launcher", "slurm", "--ranks", 2, "--jobs", 3, env=env)
     expect("another number of ranks: refused", run.code == 2 and called(bin, "sbatch") is None, run)
     run = sweep(file, out, "--launcher", "slurm", "--jobs", 3, env=env)
     scripts = f"{SOURCE}/jobs"
     expect("sbatch gets what is open, and the site's options", called(bin, "sbatch") ==
-           ["--parsable", "--account=a", "-p", "b", "--array=1-3%3", "--ntasks=1", "--cpus-per-task=1",
-            f"{scripts}/slurm/array.sbatch", str(out)], called(bin, "sbatch"), run)
-    expect("the job is said and noted", run.code == 0 and "submitted as slurm 71: 3 points" in run.out and
+           ["--parsable", "--account=a", "--signal=B:USR1@60", "--cpus-per-task=1", "--qos=b", "-x", "c", "--array=1-3%3",
+            "--ntasks=1", f"{scripts}/slurm/array.sbatch", str(out)], called(bin, "sbatch"), run)
+    expect("the job is said and noted", run.code == 0 and "submitted as slurm 71: 3 points of 1 rank each, indices 1-3" in run.out and
            (out / "jobs.txt").read_text() == "slurm 71 1-3\n", run)
 
     (bin / "sbatch.called").unlink()
@@ -320,7 +323,7 @@ def array_jobs():
     (out / "jobs.txt").unlink()
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("qsub gets a range, and the site's options", called(bin, "qsub") ==
-           ["-q", "c", "-J", "1-3", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-v", f"SWEEP={out}",
+           ["-A", "a", "-m", "n", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-J", "1-3", "-v", f"SWEEP={out}",
             f"{scripts}/pbs/array.pbs"], called(bin, "qsub"), run)
     (bin / "qsub.called").unlink()
     (bin / "queue").write_text("Job id  Name  User  Time Use S Queue\n5[].server  x  me  0 B workq\n")

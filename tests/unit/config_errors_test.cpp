@@ -276,3 +276,10 @@ BOOST_AUTO_TEST_CASE(malformed_documents) {
   BOOST_TEST(refusal(kMinimal + "run: &r {name: x, dir: *r}\n").find("nested too deeply or too large") !=
              std::string::npos);
 }
+
+// Catches: a value of a hundred thousand characters that overflows the stack instead of being refused.
+BOOST_AUTO_TEST_CASE(endless_values) {
+  auto digits = std::string(200'000, '7');
+  BOOST_TEST(refusal(with("train", "steps: " + digits)).find("train.steps: ") != std::string::npos);
+  BOOST_TEST(refusal(with("train", "max_grad_norm: 0." + digits)).find("train.max_grad_norm: ") != std::string::npos);
+}

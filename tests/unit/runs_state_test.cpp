@@ -129,13 +129,29 @@ BOOST_FIXTURE_TEST_CASE(a_torn_last_line_counts_as_not_written, StateFolder) {
 
 // Catches: a file of something else read as a run, a damaged one without its place.
 BOOST_FIXTURE_TEST_CASE(what_is_no_run_is_refused, StateFolder) {
-  for (const char* line : {"\n", "hello\n", "[1]\n", "{\"loss\":1.0}\n", "{\"step\":x}\n", "{\"end\":{}}\n"}) {
+  for (const char* line : {"\n", "hello\n", "[1]\n", "{\"step\":x}\n", "{\"end\":{}}\n"}) {
     BOOST_TEST(has(refusal(kStart + line + kSteps), "metrics.jsonl:2: no line of a run"));
   }
   fs::remove(folder / "metrics.jsonl");
   fs::create_directory(folder / "metrics.jsonl");
   BOOST_CHECK_EXCEPTION(run_state(folder), IoError,
                         [](const IoError& error) { return has(error.what(), "no regular file"); });
+}
+
+// Catches: a line that a later version adds, or another's spacing, which makes a run unreadable.
+BOOST_FIXTURE_TEST_CASE(unknown_lines_are_passed_over, StateFolder) {
+  write("metrics.jsonl", kStart + "{\"loss\":1.0}\n" + kSteps + "{\"step\": 7, \"loss\": 1.0}\n");
+  BOOST_TEST(run_state(folder).step == 7);
+}
+
+// Catches: a lock with other contents than ours, which ends whoever looks at it.
+BOOST_FIXTURE_TEST_CASE(odd_locks_name_nobody, StateFolder) {
+  for (const char* lock :
+       {"", "{", "[1]", "{\"host\": 1, \"pid\": \"x\"}", "{\"host\": \"a\", \"start\": 3, \"pid\": 1}"}) {
+    write("lock", lock);
+    fs::last_write_time(folder / "lock", fs::file_time_type::clock::now() - std::chrono::minutes(1));
+    BOOST_TEST(!FolderLock::holder(folder));
+  }
 }
 
 // Catches: a state that takes as long as reading all metrics; a report asks for fifty.

@@ -355,27 +355,38 @@ BOOST_FIXTURE_TEST_CASE(array_jobs_are_noted_by_index, SweepFixture) {
   BOOST_TEST(says(refusal_of([&] { submitted_jobs(out); }), {"jobs.txt: `slurm 12`"}));
 }
 
-// Catches: options of the site that win over the size of a point; -J ranges that PBS refuses.
-BOOST_AUTO_TEST_CASE(batch_commands_are_complete) {
-  BatchSettings settings{"/m/jobs", "/s/lr", {"--account=a", "-p", "gpu"}, 3};
+// Catches: settings of the site that are lost, or win over the size of a point; -J ranges that PBS refuses.
+BOOST_FIXTURE_TEST_CASE(batch_commands_are_complete, SweepFixture) {
+  BatchSettings settings{"/m/jobs", "/s/lr", {"acc", "part", 4, "300", {"--qos=long", "-x", "n1"}}, 3};
   auto slurm = slurm_command(settings, {4, 2}, {0, 1, 2, 5});
-  BOOST_TEST(slurm.command == (Texts{"sbatch", "--parsable", "--account=a", "-p", "gpu", "--array=0-2,5%3",
-                                     "--ntasks=4", "--cpus-per-task=2", "/m/jobs/slurm/array.sbatch", "/s/lr"}),
+  BOOST_TEST(slurm.command == (Texts{"sbatch", "--parsable", "--account=acc", "--partition=part", "--gpus-per-node=4",
+                                     "--signal=B:USR1@300", "--cpus-per-task=2", "--qos=long", "-x", "n1",
+                                     "--array=0-2,5%3", "--ntasks=4", "/m/jobs/slurm/array.sbatch", "/s/lr"}),
              tt::per_element());
-  settings.at_a_time.reset();
-  BOOST_TEST(slurm_command(settings, {1, 0}, {0}).command ==
-                 (Texts{"sbatch", "--parsable", "--account=a", "-p", "gpu", "--array=0", "--ntasks=1",
-                        "/m/jobs/slurm/array.sbatch", "/s/lr"}),
-             tt::per_element());
-  settings.site_options = {"-q", "big"};
   auto pbs = pbs_commands(settings, {2, 8}, {0, 1, 2, 5});
   BOOST_TEST(pbs.size() == 2);
-  BOOST_TEST(
-      pbs[0].command == (Texts{"qsub", "-q", "big", "-J", "0-2", "-l", "select=2:ncpus=8:mpiprocs=1:ompthreads=8", "-v",
-                               "SWEEP=/s/lr", "/m/jobs/pbs/array.pbs"}),
-      tt::per_element());
-  BOOST_TEST(pbs[1].command[4] == "5-6:2");
+  BOOST_TEST(pbs[0].command == (Texts{"qsub", "-A", "acc", "-q", "part", "--qos=long", "-x", "n1", "-l",
+                                      "select=2:ncpus=8:mpiprocs=1:ompthreads=8:ngpus=1", "-J", "0-2", "-v",
+                                      "SWEEP=/s/lr", "/m/jobs/pbs/array.pbs"}),
+             tt::per_element());
   BOOST_TEST(pbs[1].indices == std::vector<int>{5}, tt::per_element());
+  BOOST_TEST(pbs[1].command.at(11) == "SWEEP=/s/lr,INDEX=5");
+  settings.site = {};
+  settings.at_a_time.reset();
+  BOOST_TEST(slurm_command(settings, {1, 0}, {0}).command ==
+                 (Texts{"sbatch", "--parsable", "--array=0", "--ntasks=1", "/m/jobs/slurm/array.sbatch", "/s/lr"}),
+             tt::per_element());
+
+  write(folder / "site.env",
+        "MESHARD_ACCOUNT=a MESHARD_GPUS_PER_NODE=2 MESHARD_SUBMIT_OPTIONS='-b  *'\necho noise\n"
+        "MESHARD_SLURM_OPTIONS=-c\n");
+  auto site = site_settings(folder, "MESHARD_SLURM_OPTIONS");
+  BOOST_TEST((site.account == "a" && site.partition.empty() && site.gpus_per_node == 2 && site.stop_before_s.empty()));
+  BOOST_TEST(site.options == (Texts{"-b", "*", "-c"}), tt::per_element());
+  write(folder / "site.env", "MESHARD_GPUS_PER_NODE=two\n");
+  BOOST_TEST(says(refusal_of([&] { site_settings(folder, "X"); }), {"MESHARD_GPUS_PER_NODE is 'two'"}));
+  fs::remove(folder / "site.env");
+  BOOST_TEST(says(refusal_of([&] { site_settings(folder, "X"); }), {"cannot read " + (folder / "site.env").string()}));
 }
 
 // Catches: a command whose output or exit code is lost, or that waits for input.
