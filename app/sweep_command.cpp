@@ -95,9 +95,7 @@ void check_place(const fs::path& scripts) {
 void submit_points(const SweepArguments& arguments, const fs::path& scripts, const SweepFolder& folder,
                    const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses) {
   bool slurm = arguments.launcher == "slurm";
-  BatchSettings settings{scripts, fs::absolute(folder.path()),
-                         site_settings(scripts, slurm ? "MESHARD_SLURM_OPTIONS" : "MESHARD_PBS_OPTIONS"),
-                         arguments.jobs};
+  BatchSettings settings{scripts, fs::absolute(folder.path()), site_settings(scripts), arguments.jobs};
   std::map<BatchShape, std::vector<int>> shapes;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (statuses[i].open()) shapes[{points[i].ranks, points[i].config.run.threads}].push_back(static_cast<int>(i));

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <iostream>
 #include <set>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "runs/sweep_batch.h"
@@ -23,10 +23,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int usable_cores() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  sched_getaffinity(0, sizeof allowed, &allowed);
-  return std::max(1, CPU_COUNT(&allowed));
+  return std::max(1, static_cast<int>(allowed_cores().size()));
 }
 
 /// run.threads: auto is all cores for the ranks of one point.

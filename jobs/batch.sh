@@ -2,7 +2,8 @@
 # What submit.sh and the batch scripts have in common. They source it from the clone's folder, under `set -euo pipefail`;
 # a job's script then calls begin_slurm or begin_pbs, and train.
 
-begun=$EPOCHREALTIME
+now() { echo "${EPOCHREALTIME:-$(date +%s.%N)}"; }
+begun=$(now)
 child='' stop='' asked=''   # launch.sh's process, while there is one; the last signal that asked for an end; since when
 run_folder='' config_minutes='' limit=()
 
@@ -72,6 +73,8 @@ sweep_point() {
 
 begin_slurm() {
   job=${SLURM_JOB_ID:?run this with sbatch} ranks=${SLURM_NTASKS:?give sbatch --ntasks-per-node}
+  # The last task of an array has the array's own id, which stands for every task of it.
+  [[ ! -v SLURM_ARRAY_TASK_ID ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   nodes=$SLURM_JOB_NUM_NODES hosts=$SLURM_JOB_NODELIST threads=${SLURM_CPUS_PER_TASK:-1}
   restarts=${SLURM_RESTART_COUNT:-0}
   requeue=requeue_slurm
@@ -171,7 +174,7 @@ requeue_pbs() {
   local options=(-N "${PBS_JOBNAME:-meshard}" -l "$(own_resources)")
   for name in CONFIG SWEEP INDEX OPTIONS "${site_settings[@]}"; do
     # What came with the job, not what site.env made of it.
-    if [[ -v $name && ${!name@a} == *x* ]]; then names+=,$name; fi
+    if printenv "$name" >/dev/null; then names+=,$name; fi
   done
   fact=$(job_fact Account_Name); fact=${fact:-$MESHARD_ACCOUNT}
   [[ -z $fact ]] || options+=(-A "$fact")
@@ -180,6 +183,7 @@ requeue_pbs() {
   say "stopped: submitting restart $MESHARD_RESTARTS of at most $MESHARD_MAX_REQUEUES"
   successor=$(qsub "${options[@]}" -v "$names" "$script") ||
     { complain "qsub failed; to go on, submit it again"; exit 75; }
+  [[ ! -v SWEEP ]] || echo "pbs $successor $INDEX" >>"$SWEEP/jobs.txt"   # a sweep started again leaves it alone
   say "job $successor goes on"
   exit 0
 }
@@ -279,7 +283,7 @@ train() {
   [[ $requeue != requeue_pbs ]] || limit_time
   set_resume "$@"
   describe
-  say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$EPOCHREALTIME" 'BEGIN {printf "%.2f", b - a}') s"
+  say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$(now)" 'BEGIN {printf "%.2f", b - a}') s"
   status=0
   if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"

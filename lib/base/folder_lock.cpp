@@ -42,8 +42,13 @@ std::string host_name() {
 struct Owner {
   std::string host, start;
   pid_t pid = 0;
+  FolderLock::Job job;
 
   bool dead() const { return host == host_name() && process_start(pid) != start; }
+  bool is_earlier_start_of(const FolderLock::Job& now) const {
+    bool same = host != host_name() && !job.id.empty() && job.id == now.id;
+    return same && (!now.restarts || job.restarts.value_or(0) < *now.restarts);
+  }
   std::string text() const { return fmt::format("process {} on {}", pid, host); }
 };
 
@@ -51,17 +56,21 @@ struct Owner {
 std::optional<Owner> read_owner(const fs::path& lock) {
   try {
     auto json = nlohmann::json::parse(std::ifstream(lock));
-    return Owner{json.at("host"), json.at("start"), json.at("pid")};
+    Owner owner{json.at("host"), json.at("start"), json.at("pid"), {json.value("job", ""), {}}};
+    if (json.contains("restarts")) owner.job.restarts = json["restarts"].get<int>();
+    return owner;
   } catch (const nlohmann::json::exception&) {
     return {};
   }
 }
 
-bool create_lock(const fs::path& lock) {
+bool create_lock(const fs::path& lock, const FolderLock::Job& job) {
   int fd = open(lock.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
   if (fd < 0 && errno == EEXIST) return false;
   if (fd < 0) throw ConfigError(fmt::format("cannot write {}: {}", lock.string(), std::strerror(errno)));
   nlohmann::json owner{{"host", host_name()}, {"pid", getpid()}, {"start", process_start(getpid())}};
+  if (!job.id.empty()) owner["job"] = job.id;
+  if (job.restarts) owner["restarts"] = *job.restarts;
   auto text = owner.dump() + "\n";
   auto written = write(fd, text.data(), text.size());
   close(fd);
@@ -89,16 +98,16 @@ class Turn {
 
 }  // namespace
 
-FolderLock::FolderLock(const fs::path& folder, const Words& words, std::chrono::milliseconds patience)
+FolderLock::FolderLock(const fs::path& folder, const Words& words, std::chrono::milliseconds patience, const Job& job)
     : file_(folder / "lock") {
   auto give_up = std::chrono::steady_clock::now() + patience;
   while (true) {
     {
       Turn turn(folder);
-      if (create_lock(file_)) return;
+      if (create_lock(file_, job)) return;
       auto owner = read_owner(file_);
       bool late = std::chrono::steady_clock::now() > give_up;
-      if (owner ? owner->dead() : late) {
+      if (owner ? owner->dead() || owner->is_earlier_start_of(job) : late) {
         fs::remove(file_);
         continue;
       }

@@ -16,10 +16,19 @@ class FolderLock {
     std::string remedy;  ///< "choose another run.name"
   };
 
+  /// The batch job that this process belongs to. The node of a job may die with the lock taken; its restart on another
+  /// node knows that nobody is left.
+  struct Job {
+    std::string id;               ///< "slurm 1234"; empty: none
+    std::optional<int> restarts;  ///< how often it was restarted, where the batch system says so
+  };
+
   /// Local. Takes the lock of an existing folder: waits up to `patience` for its owner to leave, takes over that of a
-  /// dead process of this host at once, and one that names nobody (its writer died, or is about to write) after
-  /// `patience`. Throws ConfigError naming the folder and the owner, or why the lock cannot be written.
-  FolderLock(const std::filesystem::path& folder, const Words& words, std::chrono::milliseconds patience);
+  /// dead process of this host or of an earlier start of `job` on another host at once, and one that names nobody (its
+  /// writer died, or is about to write) after `patience`. Throws ConfigError naming the folder and the owner, or why
+  /// the lock cannot be written.
+  FolderLock(const std::filesystem::path& folder, const Words& words, std::chrono::milliseconds patience,
+             const Job& job = {});
   /// Local. Gives the lock up.
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;

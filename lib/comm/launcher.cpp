@@ -44,6 +44,14 @@ Launch launch_of_environment() {
   return {0, 1};
 }
 
+BatchJob batch_job_of_environment() {
+  if (const char* id = std::getenv("SLURM_JOB_ID")) {
+    return {fmt::format("slurm {}", id), number_in_environment("SLURM_RESTART_COUNT").value_or(0)};
+  }
+  if (const char* id = std::getenv("PBS_JOBID")) return {fmt::format("pbs {}", id), {}};
+  return {};
+}
+
 void check_launcher_environment() {
   if (std::getenv("OMPI_COMM_WORLD_RANK") || std::getenv("PMIX_RANK")) return;
   int processes = launch_of_environment().size.value_or(1);

@@ -2,6 +2,7 @@
 // What the launcher (mpirun, srun) says in the environment, before MPI is initialised.
 
 #include <optional>
+#include <string>
 
 namespace meshard {
 
@@ -14,6 +15,15 @@ struct Launch {
 /// PMI_RANK and PMI_SIZE (launchers of other MPIs). For what must be known before MPI_Init: which process prints an
 /// error that all of them have.
 Launch launch_of_environment();
+
+/// The batch job that this process runs in.
+struct BatchJob {
+  std::string id;               ///< "slurm 1234", "pbs 12.server"; empty: none
+  std::optional<int> restarts;  ///< how often it was restarted; PBS does not say
+};
+
+/// Local. SLURM_JOB_ID and SLURM_RESTART_COUNT, or PBS_JOBID.
+BatchJob batch_job_of_environment();
 
 /// Local. The guard to be called BEFORE MPI_Init: some builds of Open MPI abort inside it. Throws ConfigError with the
 /// right command if this is one of several processes that will not find each other, each a world of its own: srun

@@ -5,7 +5,6 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <fstream>
@@ -13,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/cores.h"
 #include "comm/device_backend.h"
 #include "mesh/placement_check.h"
 
@@ -24,19 +24,6 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kSlow = 0.2;
 constexpr double kSpeedSeconds = 0.5, kBurstSeconds = 0.02;
-constexpr int kMostCores = 8192;
-
-std::vector<int> allowed_cores() {
-  std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(kMostCores), [](cpu_set_t* set) { CPU_FREE(set); });
-  auto bytes = CPU_ALLOC_SIZE(kMostCores);
-  CPU_ZERO_S(bytes, set.get());
-  sched_getaffinity(0, bytes, set.get());
-  std::vector<int> cores;
-  for (int core = 0; core < kMostCores; ++core) {
-    if (CPU_ISSET_S(core, bytes, set.get())) cores.push_back(core);
-  }
-  return cores;
-}
 
 /// Free memory of the node, 0 if it does not say.
 std::int64_t available_bytes() {
@@ -51,8 +38,7 @@ std::int64_t available_bytes() {
 RankFacts facts_of_this_rank(World& world, const PreflightOptions& options) {
   RankFacts facts{.place = world.place(), .cores = allowed_cores()};
   facts.node_cores = static_cast<int>(std::thread::hardware_concurrency());
-  auto share = std::min<int>(static_cast<int>(facts.cores.size()), facts.node_cores / facts.place.local_size);
-  facts.threads = options.threads > 0 ? options.threads : std::max(1, share);
+  facts.threads = options.threads > 0 ? options.threads : cores_per_rank(facts.place.local_size);
   if (!world.device().is_cpu()) facts.gpu = visible_devices().at(world.device().index());
   return facts;
 }

@@ -147,9 +147,9 @@ std::vector<std::vector<std::string>> site_words(const std::filesystem::path& sc
   return all;
 }
 
-SiteSettings site_settings(const std::filesystem::path& scripts, const std::string& extra) {
+SiteSettings site_settings(const std::filesystem::path& scripts) {
   auto words = site_words(scripts, {"MESHARD_ACCOUNT", "MESHARD_PARTITION", "MESHARD_GPUS_PER_NODE",
-                                    "MESHARD_STOP_BEFORE_S", "MESHARD_SUBMIT_OPTIONS", extra});
+                                    "MESHARD_STOP_BEFORE_S", "MESHARD_SUBMIT_OPTIONS"});
   auto one = [&](std::size_t i) { return words[i].empty() ? std::string() : words[i].front(); };
   SiteSettings site{one(0), one(1), 0, one(3), words[4]};
   auto gpus = one(2);
@@ -157,7 +157,6 @@ SiteSettings site_settings(const std::filesystem::path& scripts, const std::stri
   if (!gpus.empty() && (error != std::errc{} || end != gpus.data() + gpus.size())) {
     throw ConfigError(fmt::format("MESHARD_GPUS_PER_NODE is '{}', not a whole number (jobs/site.env)", gpus));
   }
-  add_words(site.options, words[5]);
   return site;
 }
 

@@ -49,10 +49,9 @@ BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shap
 std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const BatchShape& shape,
                                        const std::vector<int>& indices);
 
-/// Local. Reads jobs/site.env as the job scripts do. `options` are those of MESHARD_SUBMIT_OPTIONS and of the variable
-/// `extra` (MESHARD_SLURM_OPTIONS or MESHARD_PBS_OPTIONS), split into words by the shell. Throws ConfigError if it
-/// cannot be read.
-SiteSettings site_settings(const std::filesystem::path& scripts, const std::string& extra);
+/// Local. Reads jobs/site.env as the job scripts do; `options` are MESHARD_SUBMIT_OPTIONS, split into words by the
+/// shell. Throws ConfigError if it cannot be read.
+SiteSettings site_settings(const std::filesystem::path& scripts);
 
 /// Local. The words of each of these settings of jobs/site.env, in their order. Throws as above.
 std::vector<std::vector<std::string>> site_words(const std::filesystem::path& scripts,

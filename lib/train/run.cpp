@@ -2,12 +2,11 @@
 
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <chrono>
 #include <nlohmann/json.hpp>
-#include <thread>
 
+#include "base/cores.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/whole_file.h"
@@ -27,16 +26,6 @@
 namespace meshard {
 
 namespace {
-
-// Cores of the node shared among its ranks, but no more than this rank may run on.
-int threads_per_rank(const Config& config, const World& world) {
-  if (config.run.threads > 0) return config.run.threads;
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  sched_getaffinity(0, sizeof allowed, &allowed);
-  auto cores = static_cast<int>(std::thread::hardware_concurrency());
-  return std::max(1, std::min(CPU_COUNT(&allowed), cores / world.place().local_size));
-}
 
 std::filesystem::path folder_of(const Config& config, const RunOptions& options) {
   return options.run_dir.value_or(std::filesystem::path(config.run.dir) / config.run.name);
@@ -126,7 +115,7 @@ Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
 Outcome run_training(World& world, const Config& config, const RunOptions& options, Log& log) {
   auto resolved = resolved_yaml(config);
   check_same_config(world, resolved);
-  at::set_num_threads(threads_per_rank(config, world));
+  at::set_num_threads(config.run.threads > 0 ? config.run.threads : cores_per_rank(world.place().local_size));
   world.set_timeout(std::chrono::seconds(config.comm.timeout_s));
 
   // Before the folder: what cannot train must not cost an earlier run its results.

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/whole_file.h"
+#include "comm/launcher.h"
 
 namespace meshard {
 
@@ -63,7 +64,9 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
     throw ConfigError(fmt::format("cannot make the run folder {}: {}; choose another run.dir or --run-dir",
                                   path_.string(), failed.message()));
   }
-  lock_.emplace(path_, FolderLock::Words{"run folder", "choose another run.name"}, kLockPatience);
+  auto job = batch_job_of_environment();
+  lock_.emplace(path_, FolderLock::Words{"run folder", "choose another run.name"}, kLockPatience,
+                FolderLock::Job{job.id, job.restarts});
   bool used = fs::exists(metrics()) || fs::exists(checkpoints());
   if (used && overwrite) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);

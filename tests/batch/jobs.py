@@ -60,7 +60,10 @@ class Held:
         return self
 
     def __exit__(self, *_):
-        os.kill(self.pid, signal.SIGCONT)
+        try:
+            os.kill(self.pid, signal.SIGCONT)
+        except ProcessLookupError:   # killed meanwhile, as a test may want it
+            pass
 
 
 def write_sweep(folder, points):

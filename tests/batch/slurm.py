@@ -261,8 +261,7 @@ def node_down():
         job.wait("PENDING")
     until(lambda: not ranks_of(folder), 30, "the end of its ranks")
     saved = steps_saved(folder)
-    # A node whose slurmd answers may have come back by itself.
-    cluster.call("scontrol", "update", "NodeName=node2", "State=RESUME", check=False)
+    cluster.call("scontrol", "update", "NodeName=node2", "State=RESUME")
     job.expect_ended("node down", "COMPLETED")
     expect("node down: one restart, from the newest checkpoint",
            job.info("Restarts") == "1" and f"resuming after step {saved[-1]} " in job.log, job)

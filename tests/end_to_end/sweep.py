@@ -292,8 +292,8 @@ def array_jobs():
     expect("submitted from elsewhere: refused", run.code == 2 and f"run this in {SOURCE}" in run.err, run)
     bin = batch_system(sbatch="echo '71;cluster'", squeue="cat $(dirname $0)/queue",
                        qsub="echo 5[].server", qstat="cat $(dirname $0)/queue; exit $(cat $(dirname $0)/code)")
-    env = {"PATH": str(bin), "MESHARD_ACCOUNT": "a", "MESHARD_SLURM_OPTIONS": "--qos=b  -x c",
-           "MESHARD_PBS_OPTIONS": "-m n", "MESHARD_STOP_BEFORE_S": "60"}
+    env = {"PATH": str(bin), "MESHARD_ACCOUNT": "a", "MESHARD_SUBMIT_OPTIONS": "--qos=b  -x c",
+           "MESHARD_STOP_BEFORE_S": "60"}
     run = sweep(file, out, "--launcher", "slurm", "--ranks", 2, "--jobs", 3, env=env)
     expect("another number of ranks: refused", run.code == 2 and called(bin, "sbatch") is None, run)
     run = sweep(file, out, "--launcher", "slurm", "--jobs", 3, env=env)
@@ -323,7 +323,7 @@ def array_jobs():
     (out / "jobs.txt").unlink()
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("qsub gets a range, and the site's options", called(bin, "qsub") ==
-           ["-A", "a", "-m", "n", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-J", "1-3", "-v", f"SWEEP={out}",
+           ["-A", "a", "--qos=b", "-x", "c", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-J", "1-3", "-v", f"SWEEP={out}",
             f"{scripts}/pbs/array.pbs"], called(bin, "qsub"), run)
     (bin / "qsub.called").unlink()
     (bin / "queue").write_text("Job id  Name  User  Time Use S Queue\n5[].server  x  me  0 B workq\n")

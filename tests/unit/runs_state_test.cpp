@@ -154,6 +154,26 @@ BOOST_FIXTURE_TEST_CASE(odd_locks_name_nobody, StateFolder) {
   }
 }
 
+// Catches: a job that its own dead node keeps out when it is restarted on another, or that takes a live job's folder.
+BOOST_FIXTURE_TEST_CASE(a_restarted_job_takes_its_own_lock, StateFolder) {
+  auto takes = [&](const std::string& owner, const FolderLock::Job& job) {
+    write("lock", R"({"host": "a-node-that-died", "start": "1", "pid": 1)" + owner + "}");
+    try {
+      FolderLock lock(folder, {"run folder", "wait"}, std::chrono::milliseconds(0), job);
+      return true;
+    } catch (const ConfigError&) {
+      return false;
+    }
+  };
+  const std::string first = R"(, "job": "slurm 7", "restarts": 0)";
+  BOOST_TEST(takes(first, {"slurm 7", 1}));
+  BOOST_TEST(!takes(first, {"slurm 7", 0}));
+  BOOST_TEST(!takes(first, {"slurm 8", 1}));
+  BOOST_TEST(!takes(first, {}));
+  BOOST_TEST(!takes("", {"slurm 7", 1}));
+  BOOST_TEST(takes(R"(, "job": "pbs 7.server")", {"pbs 7.server", {}}));
+}
+
 // Catches: a state that takes as long as reading all metrics; a report asks for fifty.
 BOOST_FIXTURE_TEST_CASE(a_long_run_is_read_at_once, StateFolder) {
   std::string metrics = kStart, padding(1000, 'x');

@@ -378,15 +378,14 @@ BOOST_FIXTURE_TEST_CASE(batch_commands_are_complete, SweepFixture) {
              tt::per_element());
 
   write(folder / "site.env",
-        "MESHARD_ACCOUNT=a MESHARD_GPUS_PER_NODE=2 MESHARD_SUBMIT_OPTIONS='-b  *'\necho noise\n"
-        "MESHARD_SLURM_OPTIONS=-c\n");
-  auto site = site_settings(folder, "MESHARD_SLURM_OPTIONS");
+        "MESHARD_ACCOUNT=a MESHARD_GPUS_PER_NODE=2 MESHARD_SUBMIT_OPTIONS='-b  *'\necho noise\n");
+  auto site = site_settings(folder);
   BOOST_TEST((site.account == "a" && site.partition.empty() && site.gpus_per_node == 2 && site.stop_before_s.empty()));
-  BOOST_TEST(site.options == (Texts{"-b", "*", "-c"}), tt::per_element());
+  BOOST_TEST(site.options == (Texts{"-b", "*"}), tt::per_element());
   write(folder / "site.env", "MESHARD_GPUS_PER_NODE=two\n");
-  BOOST_TEST(says(refusal_of([&] { site_settings(folder, "X"); }), {"MESHARD_GPUS_PER_NODE is 'two'"}));
+  BOOST_TEST(says(refusal_of([&] { site_settings(folder); }), {"MESHARD_GPUS_PER_NODE is 'two'"}));
   fs::remove(folder / "site.env");
-  BOOST_TEST(says(refusal_of([&] { site_settings(folder, "X"); }), {"cannot read " + (folder / "site.env").string()}));
+  BOOST_TEST(says(refusal_of([&] { site_settings(folder); }), {"cannot read " + (folder / "site.env").string()}));
 }
 
 // Catches: a command whose output or exit code is lost, or that waits for input.
