@@ -4,10 +4,10 @@
 #include <memory>
 
 #include "app/commands.h"
-#include "comm/world.h"
+#include "app/on_every_rank.h"
 #include "train/assemble.h"
-#include "train/resume.h"
 #include "train/evaluate.h"
+#include "train/resume.h"
 #include "train/stop.h"
 
 namespace meshard {
@@ -23,8 +23,7 @@ int eval(const EvalArguments& arguments) {
   catch_stop_signals();
   WorldOptions options;
   options.backend = Backend::Mpi;
-  World world(options);
-  try {
+  return on_every_rank(options, [&](World& world) -> int {
     auto config = arguments.config.empty()
                       ? config_of(CheckpointReader(posix_file_system(), arguments.checkpoint), arguments.overrides)
                       : load_config(arguments.config, arguments.overrides, world.size());
@@ -35,11 +34,7 @@ int eval(const EvalArguments& arguments) {
                           result.byte_data ? fmt::format(" | bpb {:.4f}", result.loss / std::log(2.0)) : "",
                           result.tokens));
     return kExitDone;
-  } catch (const Error& error) {
-    world.abandon(error.what(), error.code());
-  } catch (const std::exception& error) {
-    world.abandon(error.what(), kExitFailure);
-  }
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "app/on_every_rank.h"
 #include "base/log.h"
 #include "mesh/preflight.h"
 #include "plan/assemble.h"
@@ -22,8 +23,7 @@ struct PreflightArguments {
 int run_preflight(const PreflightArguments& arguments) {
   WorldOptions start;
   start.backend = Backend::Mpi;  // until the config, which needs the number of ranks, has its say
-  World world(start);
-  try {
+  return on_every_rank(start, [&](World& world) -> int {
     auto options = arguments.options;
     auto shape = MeshShape(world.size(), 1, world.size());
     start.backend = Backend::Auto;
@@ -39,11 +39,7 @@ int run_preflight(const PreflightArguments& arguments) {
     auto report = preflight(Mesh(world, shape), options);
     Log(world.rank() == 0).print(arguments.json ? preflight_json(report).dump(1) : preflight_text(report));
     return kExitDone;
-  } catch (const Error& error) {
-    world.abandon(error.what(), error.code());
-  } catch (const std::exception& error) {
-    world.abandon(error.what(), kExitFailure);
-  }
+  });
 }
 
 }  // namespace

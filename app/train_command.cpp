@@ -1,7 +1,7 @@
 #include <memory>
 
 #include "app/commands.h"
-#include "comm/world.h"
+#include "app/on_every_rank.h"
 #include "config/config.h"
 #include "train/assemble.h"
 #include "train/run.h"
@@ -25,19 +25,14 @@ int train(const TrainArguments& arguments) {
   WorldOptions options;
   options.backend = Backend::Mpi;  // until the config, which needs the number of ranks, has its say
   options.expect_ranks = arguments.expect_ranks;
-  World world(options);
-  try {
+  return on_every_rank(options, [&](World& world) -> int {
     auto config = load_config(arguments.config, arguments.overrides, world.size());
     world.choose_backend(world_options(config));
     Log log(world.rank() == 0);
     auto outcome = run_training(world, config, arguments.options, log);
     if (outcome.exit_code != kExitDone && world.rank() == 0) Log::error(outcome.reason);
     return outcome.exit_code;
-  } catch (const Error& error) {
-    world.abandon(error.what(), error.code());
-  } catch (const std::exception& error) {
-    world.abandon(error.what(), kExitFailure);
-  }
+  });
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 now() { echo "${EPOCHREALTIME:-$(date +%s.%N)}"; }
 begun=$(now)
-child='' stop='' asked=''   # launch.sh's process, while there is one; the last signal that asked for an end; since when
+child='' stop='' asked=''   # launch.sh, while it runs; the last signal that asked for an end; whether `wait` saw one
 run_folder='' config_minutes='' limit=()
 
 site_settings=(MESHARD_MODULES MESHARD_ACCOUNT MESHARD_PARTITION MESHARD_GPUS_PER_NODE MESHARD_SUBMIT_OPTIONS

@@ -85,7 +85,7 @@ def preempted_and_requeued_twice():
     values = {"checkpoint.interval": steps}
     folder, reference = scratch("run"), scratch("uninterrupted")
     # Slurm looks every 30 s, and signals up to 30 s early.
-    job = sbatch(folder, steps, values, ["--signal=B:USR1@270"])
+    job = sbatch(folder, steps, values, ["--signal=B:USR1@270"], ["--overwrite"])   # of the first start only
     with Held(folder, 3, job.until):
         whole = sbatch(reference, steps, values)
         job.says(ASKED, 60)
