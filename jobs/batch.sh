@@ -284,11 +284,17 @@ train() {
   set_resume "$@"
   describe
   say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$(now)" 'BEGIN {printf "%.2f", b - a}') s"
-  status=0
+  local before
+  before=$(config_written) status=0
   if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
+  # mpirun itself may break over a request that comes while it starts its daemons; nothing is lost then.
+  if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$before" ]]; then status=75; fi
   conclude
 }
+
+# A start that has come as far as to train has written this file anew.
+config_written() { stat -c %y "$run_folder/config.yaml" 2>/dev/null || true; }
 
 conclude() {
   case $status in

@@ -4,8 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <fstream>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -56,12 +59,13 @@ std::vector<Spread> spreads_over_ranks(World& world, const std::vector<double>& 
 }
 
 std::int64_t peak_memory_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;) {
-    std::int64_t kilobytes = 0;
-    if (word == "VmHWM:" && status >> kilobytes) return kilobytes * 1024;
-  }
-  return 0;
+  std::array<char, 4096> status;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen("/proc/self/status", "r"), std::fclose);
+  if (!file) return 0;
+  std::string_view text(status.data(), std::fread(status.data(), 1, status.size(), file.get()));
+  constexpr std::string_view kName = "VmHWM:";
+  auto at = text.find(kName);
+  return at == std::string_view::npos ? 0 : std::atoll(text.data() + at + kName.size()) * 1024;
 }
 
 Json traffic_json(const Ledger& ledger) {

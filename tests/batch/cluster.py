@@ -121,7 +121,9 @@ class Cluster:
         (self.folder / "slurm.conf").write_text(conf)
         (self.folder / "plugstack.conf").write_text("optional spank_pbs.so\n")
         prolog = self.folder / "task_prolog"
-        prolog.write_text('#!/bin/sh\necho "export PBS_NODEFILE=$(/usr/bin/generate_pbs_nodefile)"\n')
+        # mpirun's daemons of both nodes would share a folder, which crashes them at times.
+        prolog.write_text(f'#!/bin/sh\necho "export TMPDIR={self.folder}/tmp.$SLURMD_NODENAME"\n'
+                          'echo "export PBS_NODEFILE=$(/usr/bin/generate_pbs_nodefile)"\n')
         prolog.chmod(0o755)
 
     def start_munge(self):

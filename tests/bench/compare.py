@@ -270,10 +270,11 @@ def part_checkpoint(options, table):
 def part_metrics(options, table):
     wait_until_quiet(options)
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.getuid() == 0 else {}
-    command = [*mpirun(2), ROOT / "build/bench/metrics_cost", BENCH / "tiny.yaml", OUT]
-    done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, cwd=ROOT, check=True)
-    cost = json.loads(done.stderr.strip().splitlines()[-1])["ms"]
-    table.add("logging a step of 8 MoE layers, of 50 ms", cost, None, cost / 50, "<=", 0.005, "ms, 2 ranks")
+    for what, more in (("", []), (", per_layer", ["per_layer"])):
+        command = [*mpirun(2), ROOT / "build/bench/metrics_cost", BENCH / "tiny.yaml", OUT, *more]
+        done = subprocess.run(command, env={**os.environ, **root}, capture_output=True, text=True, cwd=ROOT, check=True)
+        cost = json.loads(done.stderr.strip().splitlines()[-1])["ms"]
+        table.add(f"logging a step of 50 ms, 8 MoE layers{what}", cost, None, cost / 50, "<=", 0.005, "ms, 2 ranks")
 
 
 def part_quickstart(options, table):

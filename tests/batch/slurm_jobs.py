@@ -1,0 +1,69 @@
+"""Jobs of the cluster as the cases see them."""
+import re
+
+from jobs import TINY, VALUES
+from harness import expect, read_bytes, sets, until
+
+UNBOUND = {"MESHARD_MPI_OPTIONS": "--bind-to none"}   # two virtual nodes have the same cores
+
+
+class Job:
+    def __init__(self, slurm, number):
+        self.slurm, self.number = slurm, number
+
+    def info(self, key):
+        text = self.slurm.call("scontrol", "show", "job", "-o", self.number)
+        return re.search(rf"\b{key}=(\S*)", text)[1]
+
+    @property
+    def state(self):
+        return self.info("JobState")
+
+    @property
+    def log(self):
+        return read_bytes(self.slurm.home / f"meshard-{self.number}.out").decode(errors="replace")
+
+    def text(self):
+        lines = [line for line in self.log.splitlines() if not line.startswith(" ")]
+        return f"{self.slurm.call('scontrol', 'show', 'job', self.number)}\n" + "\n".join(lines[-40:])
+
+    def until(self, condition, limit, what):
+        try:
+            until(condition, limit, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}{self.text()}") from None
+
+    def says(self, text, limit, times=1):
+        """Waits until the job's log has the text so many times."""
+        self.until(lambda: self.log.count(text) >= times, limit, f"/{text}/ in the log")
+
+    def wait(self, *states, limit=240):
+        self.until(lambda: self.state in states, limit, f"{' or '.join(states)}")
+        return self
+
+    def ended(self, limit=240):
+        self.wait("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", limit=limit)
+        self.slurm.overheads.extend(float(text) for text in re.findall(r"the scripts took ([\d.]+) s", self.log))
+        return self
+
+    def expect_ended(self, what, state, code=0):
+        self.ended()
+        expect(f"{what}: {state}, exit code {code}", (self.state, self.info("ExitCode")) == (state, f"{code}:0"), self)
+
+
+class Slurm:
+    """Submits from the clone `home`."""
+
+    def __init__(self, cluster, home):
+        self.call, self.home = cluster.call, home
+        self.overheads = []   # seconds from the start of each job's script to mpirun
+
+    def job(self, number):
+        return Job(self, number)
+
+    def sbatch(self, folder, steps, values=None, options=(), train=(), env=None):
+        """Submits tiny.yaml on both nodes."""
+        words = ["sbatch", "--parsable", "--nodes", 2, "--ntasks-per-node", 1, "--cpus-per-task", 1,
+                 "--time", 5, "--signal=B:USR1@10", *options, "jobs/slurm/train.sbatch", TINY, "--run-dir", folder,
+                 *sets({**VALUES, "train.steps": steps, **(values or {})}), *train]
+        return self.job(self.call(*words, cwd=self.home, env={**UNBOUND, **(env or {})}).strip())
