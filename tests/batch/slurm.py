@@ -45,7 +45,7 @@ def preempted_and_requeued_twice():
     expect("time limit: a checkpoint was saved, on request", len(first) == 1 and first[0] < steps, first, job)
     whole.expect_ended("uninterrupted", "COMPLETED")
     with Held(folder, first[0] + 2, job.until):
-        urgent = slurm.job(cluster.call("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o", "/dev/null",
+        urgent = slurm.job(cluster.call("sbatch", "--parsable", "-p", "urgent", "-N2", "--exclusive", "-o/dev/null",
                                   "--wrap", "true", cwd=home).strip())
         job.says(ASKED, 60, times=2)
     urgent.ended()
@@ -133,6 +133,13 @@ def array():
     ran = {name: steps_logged(sweep / name) for name in rates}
     expect("points 0 and 2 ran, each in its folder", list(ran.values()) == [2, 0, 2], ran)
     expect("with their own values", "lr: 0.003" in (sweep / "optimizer.lr=3.0e-3/config.yaml").read_text(), sweep)
+    stops = sets({"train.steps": 100, "train.max_minutes": 0.0001})
+    number = cluster.call(*words[:6], "--array=0,2", *words[7:10], *stops, cwd=home,
+                          env={**UNBOUND, "MESHARD_MAX_REQUEUES": "1"}).strip()
+    for index in (0, 2):
+        task = slurm.job(f"{number}_{index}")
+        task.expect_ended(f"point {index}, stopped", "FAILED", 75)
+        expect(f"point {index}, stopped: requeued once, for itself alone", task.info("Restarts") == "1", task)
     run = Run(["jobs/submit.sh", "slurm", "--dry-run", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1,
                "--array", "1", sweep], cwd=home).wait(60)
     expect("submit.sh of a sweep", run.code == 0 and "--array 1 jobs/slurm/array.sbatch" in run.out, run)
