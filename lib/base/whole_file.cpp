@@ -9,19 +9,33 @@
 
 namespace meshard {
 
-void write_whole_file(const std::filesystem::path& file, std::string_view text) {
-  auto partial = file;
-  partial += ".partial";
-  std::ofstream stream(partial, std::ios::binary);
+namespace fs = std::filesystem;
+
+namespace {
+
+std::error_code write_to(const fs::path& file, std::string_view text) {
+  errno = 0;
+  std::ofstream stream(file, std::ios::binary);
   stream << text;
   stream.close();
-  std::error_code failed;
-  if (!stream) failed = std::error_code(errno, std::generic_category());
-  if (!failed) std::filesystem::rename(partial, file, failed);
-  if (!failed) return;
-  std::error_code ignored;
-  std::filesystem::remove(partial, ignored);
-  throw IoError(fmt::format("cannot write {}: {}", file.string(), failed.message()));
+  return stream ? std::error_code() : std::error_code(errno, std::generic_category());
+}
+
+}  // namespace
+
+void write_whole_file(const fs::path& file, std::string_view text) {
+  std::error_code failed, ignored;
+  auto target = fs::is_symlink(file, ignored) ? fs::weakly_canonical(file) : file;  // the link stays
+  if (fs::exists(target, ignored) && !fs::is_regular_file(target, ignored)) {
+    failed = write_to(target, text);  // a device or a pipe must not be replaced
+  } else {
+    auto partial = target;
+    partial += ".partial";
+    failed = write_to(partial, text);
+    if (!failed) fs::rename(partial, target, failed);
+    if (failed) fs::remove(partial, ignored);
+  }
+  if (failed) throw IoError(fmt::format("cannot write {}: {}", file.string(), failed.message()));
 }
 
 }  // namespace meshard

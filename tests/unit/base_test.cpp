@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json_lines.h"
+#include "base/whole_file.h"
 
 using namespace meshard;
 
@@ -46,6 +47,25 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_that_names_the_file) {
   BOOST_CHECK_EXCEPTION(JsonLines("/dev/full").append({{"a", 1}}), IoError, [](const IoError& error) {
     return std::string(error.what()).find("/dev/full: No space left on device") != std::string::npos;
   });
+}
+
+// Catches: a link that is replaced instead of followed, and with it a device: /dev/full, /dev/stdout.
+BOOST_FIXTURE_TEST_CASE(a_whole_file_goes_where_a_link_leads, TempFile) {
+  auto link = path;
+  link += ".link";
+  std::filesystem::create_symlink(path, link);
+  write_whole_file(path, "old");
+  write_whole_file(link, "new");
+  BOOST_TEST(read(path) == "new");
+  BOOST_TEST(std::filesystem::is_symlink(link));
+  std::filesystem::remove(link);
+  std::filesystem::create_symlink("/dev/full", link);
+  BOOST_CHECK_EXCEPTION(write_whole_file(link, "x"), IoError, [](const IoError& error) {
+    return std::string(error.what()).find("No space left on device") != std::string::npos;
+  });
+  BOOST_TEST(std::filesystem::is_symlink(link));
+  BOOST_TEST(std::filesystem::is_character_file("/dev/full"));
+  std::filesystem::remove(link);
 }
 
 // Catches: an error that does not say where it was raised.
