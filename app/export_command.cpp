@@ -1,7 +1,11 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <iostream>
 #include <memory>
 
 #include "app/commands.h"
+#include "base/error.h"
 #include "base/log.h"
 #include "hf/export.h"
 #include "train/assemble.h"
@@ -18,6 +22,12 @@ struct ExportArguments {
 int export_checkpoint(const ExportArguments& arguments) {
   auto& files = posix_file_system();
   CheckpointReader reader(files, arguments.checkpoint);
+  auto problems = reader.verify();
+  if (!problems.empty()) {
+    throw IoError(fmt::format("{} cannot be exported:\n  {}", arguments.checkpoint, fmt::join(problems, "\n  ")));
+  }
+  auto fault = fault_note(reader);
+  if (!fault.empty()) Log::error("warning: " + fault);
   ExportOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   for (auto& warning : export_model(reader, hf_model(config_of(reader)), files, arguments.out, options)) {

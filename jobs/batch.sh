@@ -38,9 +38,8 @@ read_site() {
 # check_config CONFIG RANKS [TRAIN OPTION...]: what `train` would refuse is refused now. Sets run_folder,
 # config_minutes, and sets to its --set options.
 check_config() {
-  local config=$1 wanted=$2 text
+  local config=$1 wanted=$2 text; shift 2
   sets=()
-  shift 2
   while [[ $# -gt 0 ]]; do
     case $1 in
       --set) [[ $# -gt 1 ]] || refuse "--set needs KEY=VALUE"; sets+=(--set "$2"); shift ;;
@@ -192,10 +191,8 @@ requeue_pbs() {
 
 trap_signals() {
   local signal
-  for signal in USR1 USR2 TERM; do
-    # shellcheck disable=SC2064  # the name of now
-    trap "stop=$signal; ask_to_stop" "$signal"
-  done
+  # shellcheck disable=SC2064  # the name of now
+  for signal in USR1 USR2 TERM; do trap "stop=$signal; ask_to_stop" "$signal"; done
 }
 
 # launch.sh turns it into a request to every rank.
@@ -244,10 +241,9 @@ check_launcher() {
 
 # What a run begins from holds for its first start; once it has a checkpoint, later ones go on from that.
 set_resume() {
-  resume=(--resume auto)
   local word again=''
+  resume=(--resume auto) options=()
   if ((restarts > 0)) && compgen -G "$run_folder/checkpoints/step-*/.metadata" >/dev/null; then again=yes; fi
-  options=()
   while [[ $# -gt 0 ]]; do
     word=$1; shift
     case $word in
@@ -275,8 +271,7 @@ on_every_rank() {
 
 # train CONFIG [TRAIN OPTION...]: checks, describes, runs, and says how it ended, in the batch system's terms.
 train() {
-  local config=$1
-  shift
+  local config=$1 before; shift
   check_gpus
   check_launcher
   check_config "$config" "$ranks" "$@"
@@ -284,7 +279,6 @@ train() {
   set_resume "$@"
   describe
   say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$(now)" 'BEGIN {printf "%.2f", b - a}') s"
-  local before
   before=$(config_written) status=0
   if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"

@@ -98,7 +98,9 @@ pbs_command() {
     if [[ $array == *-* ]]; then command+=(-J "$array"); else export INDEX=$array; names+=,INDEX; fi
   fi
   local word
-  for word in "$@"; do [[ $word != *[[:space:]]* ]] || refuse "'$word': an option with blanks cannot travel in qsub -v"; done
+  for word in "$@"; do
+    [[ $word != *[[:space:]]* ]] || refuse "'$word': an option with blanks cannot travel in qsub -v"
+  done
   export OPTIONS="$*" PREFLIGHT
   # shellcheck disable=SC2206  # several options in one setting
   command+=($MESHARD_SUBMIT_OPTIONS -v "$names" "$script")
@@ -114,7 +116,7 @@ else
 fi
 seconds=$(awk -F: '{print ($1 * 60 + $2) * 60 + $3}' <<<"$time")
 ((seconds > MESHARD_STOP_BEFORE_S)) ||
-  refuse "--time $time is no longer than MESHARD_STOP_BEFORE_S, $MESHARD_STOP_BEFORE_S s before its end: nothing would be trained"
+  refuse "--time $time is no longer than MESHARD_STOP_BEFORE_S, $MESHARD_STOP_BEFORE_S s: nothing would be trained"
 # shellcheck disable=SC2034  # check_gpus reads it
 nodes=$shape_nodes ranks=$((shape_nodes * shape_ranks))
 "check_$system"

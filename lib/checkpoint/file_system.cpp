@@ -128,9 +128,13 @@ class PosixWritableFile final : public WritableFile {
 class PosixReadableFile final : public ReadableFile {
  public:
   explicit PosixReadableFile(fs::path path)
-      : path_(std::move(path)), descriptor_(open_or_fail("open", path_, O_RDONLY)) {
+      : path_(std::move(path)), descriptor_(open_or_fail("open", path_, O_RDONLY | O_NONBLOCK)) {  // a pipe would wait
     struct stat status {};
     int code = ::fstat(descriptor_, &status) != 0 ? errno : S_ISDIR(status.st_mode) ? EISDIR : 0;
+    if (code == 0 && !S_ISREG(status.st_mode)) {
+      ::close(descriptor_);
+      throw IoError(fmt::format("cannot open {}: no regular file", path_.string()));
+    }
     if (code != 0) {
       ::close(descriptor_);
       os_failure("open", path_, code);

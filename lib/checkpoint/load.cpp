@@ -77,9 +77,9 @@ void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
   if (extra_.value("crc32c", Json()) != crc32c(std::as_bytes(std::span(unsummed)))) {
     throw IoError(fmt::format("{} is damaged: its checksum is not the one in it", path.string()));
   }
-  if (extra_["format"].get<int>() > kNewestFormat) {
-    throw IoError(fmt::format("{} is of format {}, this version reads up to {}: use the version that wrote it",
-                              path.string(), extra_["format"].get<int>(), kNewestFormat));
+  if (extra_["format"] < 1 || extra_["format"] > kNewestFormat) {
+    throw IoError(fmt::format("{} is of format {}, this version reads 1 to {}: use the version that wrote it",
+                              path.string(), extra_["format"].dump(), kNewestFormat));
   }
   if (extra_.value("metadata_crc32c", Json()) != crc32c(pickled)) {
     throw IoError(

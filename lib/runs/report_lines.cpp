@@ -148,6 +148,10 @@ bool take_run_line(RunLines& run, std::string_view text, std::int64_t offset) {
 }  // namespace
 
 RunLines read_run_lines(const std::filesystem::path& metrics) {
+  std::error_code failed;
+  if (std::filesystem::exists(metrics, failed) && !std::filesystem::is_regular_file(metrics, failed)) {
+    throw IoError(fmt::format("cannot read {}: no regular file", metrics.string()));  // a pipe would wait
+  }
   std::vector<char> buffer(1 << 20);
   std::ifstream file;
   file.rdbuf()->pubsetbuf(buffer.data(), static_cast<std::streamsize>(buffer.size()));

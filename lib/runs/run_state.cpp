@@ -22,10 +22,13 @@ constexpr auto kHeaderLine = "{\"header\":"sv, kEndLine = "{\"end\":"sv, kStepLi
 
 std::string text_of_file(const std::filesystem::path& path) {
   std::error_code failed;
+  if (std::filesystem::exists(path, failed) && !std::filesystem::is_regular_file(path, failed)) {  // a pipe would wait
+    throw IoError(fmt::format("cannot read {}: no regular file; expected the metrics of a run", path.string()));
+  }
   std::ifstream file(path, std::ios::binary);
-  if (!file || !std::filesystem::is_regular_file(path, failed)) {
-    throw IoError(fmt::format("cannot read {}: {}; expected the metrics of a run", path.string(),
-                              file ? "no regular file" : std::strerror(errno)));
+  if (!file) {
+    throw IoError(
+        fmt::format("cannot read {}: {}; expected the metrics of a run", path.string(), std::strerror(errno)));
   }
   std::string text(std::filesystem::file_size(path), '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));

@@ -200,6 +200,10 @@ std::vector<int> indices_of(const std::string& ranges) {
 
 std::vector<SweepJob> submitted_jobs(const fs::path& folder) {
   std::vector<SweepJob> jobs;
+  std::error_code failed;
+  if (fs::exists(folder / "jobs.txt", failed) && !fs::is_regular_file(folder / "jobs.txt", failed)) {
+    throw ConfigError(fmt::format("{} is no regular file; move it away", (folder / "jobs.txt").string()));
+  }
   std::ifstream file(folder / "jobs.txt");
   for (std::string line; std::getline(file, line);) {
     std::istringstream words(line);

@@ -18,6 +18,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+// A whole number that every meshard.json has.
+std::int64_t fact(const CheckpointReader& reader, const char* name, std::int64_t least,
+                  std::int64_t most = std::int64_t{1} << 53) {
+  auto& extra = reader.extra();
+  bool sound = extra.contains(name) && extra[name].is_number_integer() && extra[name] >= least && extra[name] <= most;
+  if (sound) return extra[name].get<std::int64_t>();
+  throw IoError(fmt::format("{}: `{}` is {}; expected a whole number from {} to {}",
+                            (reader.folder() / "meshard.json").string(), name,
+                            extra.contains(name) ? extra[name].dump().substr(0, 40) : "missing", least, most));
+}
+
 std::string rank_lines(const std::vector<std::string>& problems) {
   std::string text;
   for (auto& problem : problems) text += (text.empty() ? "" : "\n  ") + problem;
@@ -139,14 +150,13 @@ std::string hyperparameter_note(const CheckpointReader& reader, const StateDict&
 
 // Steps and samples; one that PyTorch wrote knows only how often its optimizer stepped.
 Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const Config& config) {
-  auto& extra = reader.extra();
-  if (extra.is_null()) return {steps, steps * config.train.global_batch_size};
-  try {
-    return {extra.at("step").get<std::int64_t>(), extra.at("samples").get<std::int64_t>()};
-  } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} does not say where its run was: {}", (reader.folder() / "meshard.json").string(),
-                              error.what()));
+  if (reader.extra().is_null()) return {steps, steps * config.train.global_batch_size};
+  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0)};
+  if (steps > progress.step) {  // fewer: steps that were skipped
+    throw IoError(fmt::format("{} says step {}, but its optimizer has done {} steps",
+                              (reader.folder() / "meshard.json").string(), progress.step, steps));
   }
+  return progress;
 }
 
 LoadedCheckpoint load_all(World& world, const CheckpointReader& reader, const TrainingParts& parts) {
@@ -183,12 +193,16 @@ std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, c
   std::int64_t step = 0;
   while (steps >> step) {
     std::string problem;
-    if (auto reader = open_verified(world, files, store.folder(step), problem)) {
+    auto reader = open_verified(world, files, store.folder(step), problem);
+    bool renamed = reader && !reader->extra().is_null() && reader->extra().value("step", Json()) != step;
+    if (renamed) problem = fmt::format("it is of step {}", reader->extra().value("step", Json()).dump());
+    if (reader && !renamed) {
       auto loaded = load_all(world, *reader, parts);
       loaded.notes = notes.empty() ? loaded.notes : notes + (loaded.notes.empty() ? "" : "\n" + loaded.notes);
       return loaded;
     }
-    add_note(notes, fmt::format("{} is damaged, trying the one before:\n  {}", store.folder(step).string(), problem));
+    add_note(notes, fmt::format("{} is {}, trying the one before:\n  {}", store.folder(step).string(),
+                                renamed ? "another step's" : "damaged", problem));
   }
   if (!notes.empty()) {
     throw IoError(fmt::format("no checkpoint below {} is whole; move them away, or start anew with --overwrite\n{}",
@@ -207,6 +221,14 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
   return load_all(world, *open_whole(world, files, folder), parts);
 }
 
+std::string fault_note(const CheckpointReader& reader) {
+  auto& extra = reader.extra();
+  bool given = extra.is_object() && extra.contains("fault") && extra["fault"].is_string() && extra["fault"] != "none";
+  return given ? fmt::format("{} was made with the fault {} on", reader.folder().string(),
+                             extra["fault"].get<std::string>())
+               : "";
+}
+
 Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides) {
   auto& extra = reader.extra();
   if (extra.is_null() || !extra.contains("config")) {
@@ -214,7 +236,15 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
         fmt::format("{} has no config in it, as PyTorch wrote it; give one with --config", reader.folder().string()));
   }
   auto name = (reader.folder() / "meshard.json").string();
-  return parse_config(extra["config"].get<std::string>(), name, overrides, extra.value("ranks", 1));
+  auto ranks = fact(reader, "ranks", 1, std::numeric_limits<int>::max());
+  auto text = extra["config"].is_string() ? extra["config"].get<std::string>() : "";
+  Config saved;
+  try {
+    saved = parse_config(text, name, {}, static_cast<int>(ranks));
+  } catch (const ConfigError& error) {  // of a file that nobody writes by hand
+    throw IoError(fmt::format("the config in {} is damaged: {}", name, error.what()));
+  }
+  return overrides.empty() ? saved : parse_config(text, name, overrides, static_cast<int>(ranks));
 }
 
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
@@ -231,6 +261,7 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
       for (auto& note : import_weights(weights, hf_model(parts.config), state)) add_note(loaded.notes, note);
       return loaded;
     }
+    add_note(loaded.notes, fault_note(*reader));
     add_note(loaded.notes, config_notes(*reader, parts.config));
     add_note(loaded.notes, check_match(*reader, state, parts.config.checkpoint.strict));
     add_note(loaded.notes, conversion_note(*reader, state));

@@ -28,8 +28,11 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
                              const TrainingParts& parts);
 
 /// Local. The config that a checkpoint was made with, with overrides. ConfigError for one that PyTorch wrote: it has
-/// none.
+/// none. IoError for a damaged one.
 Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
+
+/// Local. "DIR was made with the fault count_in_eval on"; empty for a sound one.
+std::string fault_note(const CheckpointReader& reader);
 
 /// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
 /// Hugging Face folder.

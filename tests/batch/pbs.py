@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""The PBS scripts, run as OpenPBS 23.06 runs a job: the body of the script with PBS_NODEFILE and PBS_* in its environment,
-TERM to its shell at the walltime. qstat and qsub are stand-ins: one tells a job's attributes, the other writes down what
-was submitted, and the test runs that as the next job."""
+"""The PBS scripts, run as OpenPBS 23.06 runs a job: the body of the script with PBS_NODEFILE and PBS_* in its
+environment, TERM to its shell at the walltime. qstat and qsub are stand-ins: one tells a job's attributes, the other
+writes down what was submitted, and the test runs that as the next job."""
 import json
 import os
 import re
@@ -260,8 +260,9 @@ def only_what_the_manual_has():
     shared = "".join((SOURCE / "jobs" / name).read_text() for name in ("batch.sh", "submit.sh"))
     code = "\n".join(line for line in (scripts + shared).splitlines() if not re.match(r"\s*#(?!PBS)", line))
     used = set(re.findall(r"(?m)^#PBS (-\w)", code))
-    used |= {option for line in code.splitlines() if re.search(r"qsub|options[+=]|command[+=]", line) and "sbatch" not in line
-             for option in re.findall(r"(?<=[\s(])-[A-Zjlqrv](?=\s)", line)}
+    calls = [line for line in code.splitlines()
+             if re.search(r"qsub|options[+=]|command[+=]", line) and "sbatch" not in line]
+    used |= {option for line in calls for option in re.findall(r"(?<=[\s(])-[A-Zjlqrv](?=\s)", line)}
     used |= set(re.findall(r"\bPBS_[A-Z_]+|\bOMP_NUM_THREADS\b", code))
     used |= set(re.findall(r"\b(select|place|ncpus|mpiprocs|ompthreads|walltime|ngpus)=?", code))
     used |= set(re.findall(r"\bResource_List\b|\bAccount_Name\b|\bdefault_queue\b", code))

@@ -2,7 +2,8 @@
 import re
 
 from jobs import TINY, VALUES
-from harness import expect, read_bytes, sets, until
+from harness import Metrics, expect, meshard, read_bytes, sets, until
+from saved import checkpoint, data_of
 
 UNBOUND = {"MESHARD_MPI_OPTIONS": "--bind-to none"}   # two virtual nodes have the same cores
 
@@ -67,3 +68,11 @@ class Slurm:
                  "--time", 5, "--signal=B:USR1@10", *options, "jobs/slurm/train.sbatch", TINY, "--run-dir", folder,
                  *sets({**VALUES, "train.steps": steps, **(values or {})}), *train]
         return self.job(self.call(*words, cwd=self.home, env={**UNBOUND, **(env or {})}).strip())
+
+
+def same_as_uninterrupted(what, folder, reference, steps):
+    run = meshard("compare", folder, reference, "--exact", "--metric", "loss", "--metric", "grad_norm")
+    expect(f"{what}: losses and gradient norms are those of the uninterrupted run, bitwise", run.code == 0, run)
+    expect(f"{what}: every step stands once", Metrics(folder).texts("step") == list(range(1, steps + 1)), folder)
+    ours, theirs = data_of(checkpoint(folder, steps)), data_of(checkpoint(reference, steps))
+    expect(f"{what}: the last checkpoints have the same bytes", ours and ours == theirs, sorted(ours), sorted(theirs))

@@ -193,4 +193,49 @@ def none_that_is_whole():
     expect("--resume auto: the partial one is gone", not partial.exists() and steps_saved(folder) == [1, 2], run)
 
 
+def with_fact(folder, **facts):
+    write_ours(folder, {**json.loads((folder / "meshard.json").read_text()), **facts})
+
+
+@case
+def facts_that_cannot_be():
+    """Catches: a step, a data position or a config that nobody could have saved, taken as it stands or told without its
+    file; once per rank."""
+    folder = scratch("run")
+    training(folder, 2, values=VALUES)
+    for facts, said in (({"step": 1}, "says step 1, but its optimizer has done 2 steps"), ({"step": 3.7}, "`step` is 3.7"),
+                        ({"step": -5}, "`step` is -5"), ({"samples": -7}, "`samples` is -7"), ({"ranks": 0}, "`ranks` is 0"),
+                        ({"ranks": 10**12}, "`ranks` is 1000000000000"), ({"config": 7}, "the config in"),
+                        ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1")):
+        bad = scratch("bad")
+        shutil.copytree(checkpoint(folder, 2), bad)
+        with_fact(bad, **facts)
+        run = training(scratch("next"), 2, values={**VALUES, "train.steps": 3}, options=("--resume", str(bad)))
+        expect(f"{facts}: refused, said once", run.code == 70 and says_once(run, re.escape(said)), run)
+
+
+@case
+def another_steps_folder():
+    """Catches: a renamed checkpoint that --resume auto takes for the newest."""
+    folder = scratch("run")
+    training(folder, 2, values=VALUES)
+    shutil.copytree(checkpoint(folder, 1), checkpoint(folder, 50))
+    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
+    expect("it is passed over, and said", run.code == 0 and says_once(run, "step-00000050 is another step's"), run)
+    expect("the newest real one is taken", says_once(run, "resuming after step 2"), run)
+
+
+@case
+def pipes():
+    """Catches: a pipe in a file's place that is waited for without end."""
+    folder = scratch("run")
+    training(folder, 2, values=VALUES)
+    bad = checkpoint(folder, 2)
+    for name in (FILE, "meshard.json", ".metadata"):
+        (bad / name).unlink()
+        os.mkfifo(bad / name)
+        run = training(scratch("next"), 2, values={**VALUES, "train.steps": 3}, options=("--resume", str(bad)))
+        expect(f"{name}: refused", run.code == 70 and says_once(run, "no regular file"), run)
+
+
 main()
