@@ -24,9 +24,11 @@ int eval(const EvalArguments& arguments) {
   WorldOptions options;
   options.backend = Backend::Mpi;
   return on_every_rank(options, [&](World& world) -> int {
+    auto overrides = kAnyMesh;  // evaluation shards over all ranks, whatever the config says
+    overrides.insert(overrides.end(), arguments.overrides.begin(), arguments.overrides.end());
     auto config = arguments.config.empty()
                       ? config_of(CheckpointReader(posix_file_system(), arguments.checkpoint), arguments.overrides)
-                      : load_config(arguments.config, arguments.overrides, world.size());
+                      : load_config(arguments.config, overrides, world.size());
     world.choose_backend(world_options(config));
     Log log(world.rank() == 0);
     auto result = evaluate_checkpoint(world, config, arguments.checkpoint, log);

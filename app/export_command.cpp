@@ -7,8 +7,10 @@
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "config/config.h"
 #include "hf/export.h"
 #include "train/assemble.h"
+#include "train/evaluate.h"
 #include "train/resume.h"
 
 namespace meshard {
@@ -16,7 +18,7 @@ namespace meshard {
 namespace {
 
 struct ExportArguments {
-  std::string checkpoint, out, dtype = "fp32";
+  std::string checkpoint, out, config, dtype = "fp32";
 };
 
 int export_checkpoint(const ExportArguments& arguments) {
@@ -30,7 +32,8 @@ int export_checkpoint(const ExportArguments& arguments) {
   if (!fault.empty()) Log::error("warning: " + fault);
   ExportOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
-  for (auto& warning : export_model(reader, hf_model(config_of(reader)), files, arguments.out, options)) {
+  auto config = arguments.config.empty() ? config_of(reader) : load_config(arguments.config, kAnyMesh, 1);
+  for (auto& warning : export_model(reader, hf_model(config), files, arguments.out, options)) {
     Log::error("warning: " + warning);
   }
   std::cout << "exported to " << arguments.out << "\n";
@@ -48,6 +51,8 @@ void add_export(CLI::App& app, Command& run) {
   command->add_option("--dtype", arguments->dtype, "Of the weights: fp32 or bf16")
       ->type_name("fp32|bf16")
       ->check(CLI::IsMember({"fp32", "bf16"}));
+  command->add_option("--config", arguments->config, "YAML file; default: the config that the checkpoint was made with")
+      ->type_name("FILE");
   command->footer("Example:\n  meshard export runs/quickstart/checkpoints/step-00000400 --out model --dtype bf16");
   command->callback([arguments, &run] { run = [arguments] { return export_checkpoint(*arguments); }; });
 }

@@ -48,7 +48,11 @@ CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path fold
     throw IoError(fmt::format("{} is no complete checkpoint: its save never ended", folder_.string()));
   }
   if (!files_.exists(folder_ / ".metadata")) {
-    throw IoError(fmt::format("{} is no complete checkpoint: it has no .metadata", folder_.string()));
+    bool of_a_run = files_.exists(folder_ / "checkpoints");
+    throw IoError(fmt::format("{} is no complete checkpoint: {}", folder_.string(),
+                              of_a_run                  ? "it is a run's folder; its checkpoints are checkpoints/step-*"
+                              : !files_.exists(folder_) ? "there is no such folder"
+                                                        : "it has no .metadata"));
   }
   auto pickled = read_file(files_, folder_ / ".metadata");
   if (files_.exists(folder_ / "meshard.json")) read_extra(pickled);

@@ -21,6 +21,10 @@ double sum_over_ranks(World& world, double value);
 std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches& batches,
                                     const std::function<bool()>& stop);
 
+/// Overrides with which a config for any mesh can be read for any number of ranks.
+inline const std::vector<std::string> kAnyMesh = {"parallel.dp_outer=1", "parallel.dp_shard=auto", "parallel.expert=1",
+                                                  "parallel.strategy=fsdp"};
+
 struct Evaluation {
   double loss = 0.0;        ///< mean over the held-out target tokens
   std::int64_t tokens = 0;  ///< target tokens

@@ -53,7 +53,8 @@ std::vector<Spread> spreads_over_ranks(World& world, const std::vector<double>& 
     auto of_ranks = all.view({world.size(), count}).select(1, i).contiguous();
     auto* begin = of_ranks.mutable_data_ptr<double>();
     std::sort(begin, begin + world.size());
-    spreads.push_back({begin[0], begin[world.size() / 2], begin[world.size() - 1]});
+    auto last = world.size() - 1;
+    spreads.push_back({begin[0], (begin[last / 2] + begin[(last + 1) / 2]) / 2, begin[last]});
   }
   return spreads;
 }
