@@ -157,7 +157,7 @@ def no_permission_on_one_rank():
             goes_on(what, training(folder, 2, values={**VALUES, "train.steps": 4}, options=AUTO), folder)
 
 
-MOMENTS = int(os.environ.get("MESHARD_KILLS", "20"))
+MOMENTS = int(os.environ.get("MESHARD_KILLS", "10"))   # in synchronous saves, and as many in asynchronous ones
 SEED = 20
 # 7 MB: a save takes some 30 ms, most of a step.
 LARGER = {"model.hidden_size": 128, "model.intermediate_size": 512}
