@@ -95,7 +95,7 @@ if command -v mpirun >/dev/null; then
     "$launch" mpirun -n 2 --oversubscribe --bind-to none "$work/run" "$log" 1 2>/dev/null & pid=$!
     sleep "$when"; kill -USR2 "$pid"; wait "$pid"
     code=$?   # ranks that it kills have saved nothing; one that comes too early even for that is repeated
-    check "mpirun, a request $when s after the start: exit code" "$(grep -q USR1 "$log" && echo 75 || echo 70)" "$code"
+    check "mpirun, a request $when s after the start: exit code" "$(grep -qs USR1 "$log" && echo 75 || echo 70)" "$code"
   done
 else
   echo "skipped: no mpirun here"
