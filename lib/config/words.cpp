@@ -44,6 +44,10 @@ Words<DataConfig::Type> words_of(DataConfig::Type) {
   return {{"text", Text}, {"indexed", Indexed}, {"synthetic", Synthetic}};
 }
 
+Words<DataConfig::OnChange> words_of(DataConfig::OnChange) {
+  return {{"stop", DataConfig::OnChange::Stop}, {"warn", DataConfig::OnChange::Warn}};
+}
+
 Words<CheckpointConfig::OnError> words_of(CheckpointConfig::OnError) {
   return {{"stop", CheckpointConfig::OnError::Stop}, {"continue", CheckpointConfig::OnError::Continue}};
 }

@@ -22,6 +22,7 @@ Words<TrainConfig::Checkpointing> words_of(TrainConfig::Checkpointing);
 Words<OptimizerConfig::Type> words_of(OptimizerConfig::Type);
 Words<LrScheduleConfig::Type> words_of(LrScheduleConfig::Type);
 Words<DataConfig::Type> words_of(DataConfig::Type);
+Words<DataConfig::OnChange> words_of(DataConfig::OnChange);
 Words<CheckpointConfig::OnError> words_of(CheckpointConfig::OnError);
 Words<HealthConfig::OnNonfinite> words_of(HealthConfig::OnNonfinite);
 Words<CommConfig::Backend> words_of(CommConfig::Backend);

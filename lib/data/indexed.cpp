@@ -106,6 +106,8 @@ class IndexedCorpus : public FileCorpus {
     check<IoError>(files_[file], first, tokens, vocab_size_);
   }
 
+  std::span<const unsigned char> content(std::size_t file) const override { return files_[file].data.bytes(); }
+
   std::string kind() const override {
     std::int64_t documents = 0;
     for (const auto& file : files_) documents += file.documents;
