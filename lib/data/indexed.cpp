@@ -51,6 +51,7 @@ void load(const TokenFile& file, std::int64_t first, std::span<std::int64_t> tok
     case TokenType::I64:
       return widen<std::int64_t>(from, tokens);
   }
+  throw ArgumentError("unknown token type");
 }
 
 /// Throws Failure for the first of `tokens`, which begin at token `first` of the file, that is outside the vocabulary.

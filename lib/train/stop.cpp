@@ -10,6 +10,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/error.h"
+
 namespace meshard {
 
 namespace {
@@ -27,9 +29,12 @@ std::string text_of(Reason reason) {
       return "train.max_minutes is over, but for the time of a checkpoint";
     case kStopFile:
       return "a STOP file asked for it";
-    default:
+    case kSignal:
       return "a signal asked for it";
+    case kNone:
+      break;
   }
+  throw LogicError("no reason to stop");
 }
 
 }  // namespace
