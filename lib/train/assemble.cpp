@@ -35,9 +35,13 @@ CorpusOptions corpus_options(const Config& config) {
   auto type = config.data.type == From::Text      ? To::Text
               : config.data.type == From::Indexed ? To::Indexed
                                                   : To::Synthetic;
-  return {
-      type,           config.data.files, config.data.validation_fraction, config.train.seq_len, config.model.vocab_size,
-      config.run.seed};
+  return {type,
+          config.data.files,
+          config.data.validation_fraction,
+          config.train.seq_len,
+          config.model.vocab_size,
+          config.run.seed,
+          config.data.files_written_at.before};
 }
 
 WorldOptions world_options(const Config& config) {
