@@ -70,9 +70,13 @@ ScheduleOptions schedule_options(const Config& config) {
 }
 
 CorpusOptions corpus_options(const Config& config) {
-  return {corpus_type(config.data.type),   config.data.files,
-          config.data.validation_fraction, config.train.seq_len,
-          config.model.vocab_size,         config.run.seed};
+  return {corpus_type(config.data.type),
+          config.data.files,
+          config.data.validation_fraction,
+          config.train.seq_len,
+          config.model.vocab_size,
+          config.run.seed,
+          config.data.files_written_at.before};
 }
 
 WorldOptions world_options(const Config& config) {
