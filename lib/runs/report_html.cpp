@@ -43,9 +43,8 @@ std::string step_list(std::span<const std::int64_t> steps) {
 }
 
 std::string curve_text(const ThinCurve& curve) {
-  auto text = "[" + number_list(curve.mean);
-  if (!curve.low.empty()) text += "," + number_list(curve.low) + "," + number_list(curve.high);
-  return text + "]";
+  if (curve.low.empty()) return fmt::format("[{}]", number_list(curve.mean));
+  return fmt::format("[{},{},{}]", number_list(curve.mean), number_list(curve.low), number_list(curve.high));
 }
 
 std::string base64(std::span<const std::uint8_t> bytes) {
