@@ -13,7 +13,8 @@ namespace {
 std::atomic<int> caught_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-enum Reason { kNone, kTimeLimit, kStopFile, kSignal };
+// Of several the last is agreed on: a STOP file wants an end for good, the others may be followed by another start.
+enum Reason { kNone, kTimeLimit, kSignal, kStopFile };
 
 std::string text_of(Reason reason) {
   switch (reason) {
@@ -44,9 +45,9 @@ StopRequests::StopRequests(World& world, std::filesystem::path stop_file, std::o
 }
 
 int StopRequests::own_reason() const {
+  if (world_.rank() == 0 && std::filesystem::exists(stop_file_)) return kStopFile;
   if (caught_signal.load() != 0) return kSignal;
   if (world_.rank() != 0) return kNone;
-  if (std::filesystem::exists(stop_file_)) return kStopFile;
   if (deadline_ && std::chrono::steady_clock::now() + reserved_ >= *deadline_) return kTimeLimit;
   return kNone;
 }
