@@ -99,5 +99,8 @@ while :; do
   [[ -n $caught ]] || break
 done
 # A rank (or mpirun) that a request killed had no handlers yet: the run was stopped before it began.
-if [[ -n $repeater && $status == $((128 + $(kill -l USR1))) ]]; then status=75; fi
+if [[ -n $repeater && $status == $((128 + $(kill -l USR1))) ]]; then
+  echo "launch.sh: stopped before it began; no step was saved; give it more time than $SECONDS s" >&2
+  status=70
+fi
 finish "$status"

@@ -69,7 +69,7 @@ done
 log=$work/early.log
 "$launch" "$work/run" "$log" 2 2>/dev/null & pid=$!
 sleep 0.5; kill -TERM "$pid"; wait "$pid"
-check "a request before the handlers: exit code" 75 $?
+check "a request before the handlers: exit code" 70 $?
 
 # Catches: a second Ctrl-C that does nothing.
 log=$work/second.log
@@ -95,11 +95,12 @@ if command -v mpirun >/dev/null; then
     check "mpirun, $signal: both ranks" 2 "$(grep -c USR1 "$log")"
     check "mpirun, $signal: nothing else" 0 "$(grep -c -e INT -e TERM "$log")"
   done
-  log=$work/mpi.early.log
   for when in 0.02 0.1 0.5; do
+    log=$work/mpi.$when.log
     "$launch" mpirun -n 2 --oversubscribe --bind-to none "$work/run" "$log" 1 2>/dev/null & pid=$!
     sleep "$when"; kill -USR2 "$pid"; wait "$pid"
-    check "mpirun, a request $when s after the start: exit code" 75 $?
+    code=$?   # ranks that it kills have saved nothing; one that comes too early even for that is repeated
+    check "mpirun, a request $when s after the start: exit code" "$(grep -qs USR1 "$log" && echo 75 || echo 70)" "$code"
   done
 
   # PBS tells all processes of a job's session. Catches: an mpirun that kills its ranks when it is told, too.
