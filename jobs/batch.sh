@@ -6,12 +6,14 @@ now() { echo "${EPOCHREALTIME:-$(date +%s.%N)}"; }
 begun=$(now)
 child='' stop='' asked=''   # launch.sh, while it runs; the last signal that asked for an end; whether `wait` saw one
 terms=0                     # TERMs so far
-run_folder='' config_minutes='' limit=()
+run_folder='' config_minutes='' config_threads='' limit=()
 config_before='' saved_before=''   # what the run's folder had when this start began
+# shellcheck source=jobs/mpirun.sh
+. jobs/mpirun.sh
 
 site_settings=(MESHARD_MODULES MESHARD_ACCOUNT MESHARD_PARTITION MESHARD_GPUS_PER_NODE MESHARD_SUBMIT_OPTIONS
                MESHARD_LAUNCHER MESHARD_MPI_OPTIONS MESHARD_SRUN_OPTIONS MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES
-               PREFLIGHT)
+               MESHARD_WRAPPER PREFLIGHT)
 
 say() { printf 'meshard: %s\n' "$*"; }
 complain() { printf 'meshard: %s\n' "$@" >&2; }
@@ -34,11 +36,25 @@ read_site() {
     problems+=("MESHARD_LAUNCHER is '$MESHARD_LAUNCHER', neither mpirun nor srun (jobs/site.env)")
   [[ $PREFLIGHT == [01] ]] || problems+=("PREFLIGHT is '$PREFLIGHT', neither 0 nor 1 (jobs/site.env)")
   [[ -x build/meshard ]] || problems+=("no build/meshard in $PWD: run jobs/setup.sh there first")
+  set_binary
   [[ ${#problems[@]} == 0 ]] || refuse "${problems[@]}"
 }
 
+# Sets binary, how meshard is called once, and rank_binary, what the launcher starts on every rank.
+set_binary() {
+  local wrapper
+  read -ra wrapper <<<"$MESHARD_WRAPPER"
+  binary=("${wrapper[@]}" build/meshard) rank_binary=("${wrapper[@]}" build/meshard)
+  [[ ${wrapper[0]-} == srun ]] || return 0
+  # An srun in another's tasks would start every rank as often as there are ranks.
+  [[ $MESHARD_LAUNCHER == srun ]] ||
+    problems+=("MESHARD_WRAPPER is an srun: MESHARD_LAUNCHER must be srun, too (jobs/site.env)")
+  binary=(srun --nodes=1 --ntasks=1 "${wrapper[@]:1}" build/meshard) rank_binary=(build/meshard)
+  MESHARD_SRUN_OPTIONS+=" ${wrapper[*]:1}"
+}
+
 # check_config CONFIG RANKS [TRAIN OPTION...]: what `train` would refuse is refused now. Sets run_folder,
-# config_minutes, and sets to its --set options.
+# config_minutes and config_threads (if it limits them), and sets to its --set options.
 check_config() {
   local config=$1 wanted=$2 text; shift 2
   sets=()
@@ -52,10 +68,11 @@ check_config() {
     shift || true
   done
   [[ -r $config ]] || refuse "there is no config $config in $PWD"
-  text=$(build/meshard plan "$config" --ranks "$wanted" "${sets[@]}") ||
+  text=$("${binary[@]}" plan "$config" --ranks "$wanted" "${sets[@]}") ||
     refuse "$config does not fit $wanted ranks, see above: change it, or the number of nodes or ranks of a node"
   [[ -n $run_folder ]] || run_folder=$(sed -n 's/^run folder  *//p' <<<"$text")
   config_minutes=$(sed -n 's/^time limit  *\([^ ]*\) min$/\1/p' <<<"$text")
+  config_threads=$(sed -n 's/^threads  *\([0-9]*\) a rank$/\1/p' <<<"$text")
 }
 
 # sweep_point FOLDER INDEX: sets point, the folder of the sweep's point with that index.
@@ -99,7 +116,9 @@ begin_slurm() {
   if [[ $MESHARD_LAUNCHER == srun ]]; then
     # shellcheck disable=SC2206  # several options in one setting
     launcher=(srun $MESHARD_SRUN_OPTIONS -n "$ranks" -c "$threads" --cpu-bind=cores --wait=30)
+    binding="each rank to cores of its own, by srun"
   else
+    slurm_cpus
     set_mpirun
   fi
 }
@@ -133,7 +152,9 @@ begin_pbs() {
   [[ ! $run_count =~ ^[0-9]+$ ]] || ((run_count < 2)) || restarts=$((restarts + run_count - 1))
   check_chunk "$(job_fact Resource_List.select)"
   wall_s=$(job_fact Resource_List.walltime | awk -F: 'NF { for (i = 1; i <= NF; i++) s = s * 60 + $i; print s }')
-  set_mpirun --hostfile "$PBS_NODEFILE"
+  pbs_cpus
+  write_hostfile
+  set_mpirun --hostfile "$hostfile"
 }
 
 # An attribute of this job, as qstat tells it; nothing if it does not.
@@ -235,20 +256,12 @@ stopped() {
   fi
 }
 
-set_mpirun() {
-  launcher=(mpirun -n "$ranks" "$@" --report-bindings)
-  if [[ " $MESHARD_MPI_OPTIONS" != *" --map-by"* && " $MESHARD_MPI_OPTIONS" != *" --bind-to"* ]]; then
-    launcher+=(--map-by "slot:PE=$threads" --bind-to core)
-  fi
-  # shellcheck disable=SC2206  # several options in one setting
-  launcher+=($MESHARD_MPI_OPTIONS)
-}
-
 describe() {
   local gpus=(/dev/nvidia[0-9]*)
   [[ -e ${gpus[0]} ]] || gpus=()
   say "job $job, restart $restarts: $ranks ranks x $threads cores on $nodes nodes: $hosts"
   say "$(mpirun --version 2>/dev/null | head -n 1 || echo "no mpirun"); launcher: ${launcher[*]}"
+  say "binding: $binding"
   say "$HOSTNAME: $(awk -F': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(nproc --all) CPUs," \
     "$(awk '/^MemTotal/ {printf "%.0f GB", $2 / 1e6}' /proc/meminfo), ${#gpus[@]} GPUs"
 }
@@ -285,7 +298,7 @@ set_resume() {
 # Runs meshard on every rank; sets status. The batch system's signals come to this shell alone, and `wait` returns
 # early, above 128, whenever one arrives; asked again it has the command's own status.
 on_every_rank() {
-  jobs/launch.sh "${launcher[@]}" build/meshard "$@" &
+  jobs/launch.sh --with $$ "${launcher[@]}" "${rank_binary[@]}" "$@" &
   child=$!
   [[ -z $stop ]] || ask_to_stop
   while :; do
@@ -303,11 +316,13 @@ train() {
   check_launcher
   check_config "$config" "$ranks" "$@"
   [[ $requeue != requeue_pbs ]] || limit_time
+  # Ranks that are not bound see all cores of the node, and would take them for theirs.
+  [[ -z $unbound || -n $config_threads ]] || limit+=(--set "run.threads=$threads")
   set_resume "$@"
   describe
   say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$(now)" 'BEGIN {printf "%.2f", b - a}') s"
   config_before=$(config_written) saved_before=$(newest_checkpoint) status=0
-  if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
+  if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}" "${limit[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
   # mpirun itself may break over a request that comes while it starts its daemons; nothing is lost then.
   if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$config_before" ]]; then status=75; fi

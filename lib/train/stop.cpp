@@ -2,8 +2,15 @@
 
 #include <ATen/ops/full.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
 
 namespace meshard {
 
@@ -22,9 +29,12 @@ std::string text_of(Reason reason) {
       return "train.max_minutes is over, but for the time of a checkpoint";
     case kStopFile:
       return "a STOP file asked for it";
-    default:
+    case kSignal:
       return "a signal asked for it";
+    case kNone:
+      break;
   }
+  throw LogicError("no reason to stop");
 }
 
 }  // namespace
@@ -34,6 +44,18 @@ void catch_stop_signals() {
   action.sa_handler = [](int signal) { caught_signal.store(signal); };
   action.sa_flags = SA_RESTART;
   for (int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
+}
+
+double seconds_of_process() {
+  std::ifstream stat("/proc/self/stat");
+  std::string line, field;
+  std::getline(stat, line);
+  std::istringstream rest(line.substr(line.rfind(')') + 1));
+  for (int i = 0; i < 20; ++i) rest >> field;  // field 22: clock ticks from the boot to the start
+  timespec now{};
+  if (!rest || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0.0;
+  auto begin = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - begin;
 }
 
 StopRequests::StopRequests(World& world, std::filesystem::path stop_file, std::optional<double> max_minutes)
