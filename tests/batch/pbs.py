@@ -184,6 +184,8 @@ def run_again_by_the_server():
     variables["OPTIONS"] += " --overwrite"
     old = training(folder, values={**VALUES, "train.steps": 3, "checkpoint.interval": 3})
     expect("an earlier run's checkpoint is there", old.code == 0 and steps_saved(folder) == [3], old)
+    old_folder = folder.with_name("earlier")
+    shutil.copytree(folder, old_folder)
     job = pbs.start("jobs/pbs/train.pbs", variables, facts={"run_count": "1"})
     until(lambda: "resuming" in job.out or steps_logged(folder) >= 1 and 3 not in steps_saved(folder), 120, "a step", job)
     with Held(folder, 5):
@@ -192,12 +194,14 @@ def run_again_by_the_server():
         for pid in ranks_of(folder).values():
             os.kill(pid, signal.SIGKILL)
     saved = steps_saved(folder)[-1]
-    job = pbs.start("jobs/pbs/train.pbs", {**variables, "MESHARD_RESTARTS": "2"}, facts={"run_count": "2"}).wait()
-    expect("the rerun: counted, on top of what earlier jobs did", says_once(job, "job 1.pbs, restart 3:"), job)
+    job = pbs.start("jobs/pbs/train.pbs", variables, facts={"run_count": "2"}).wait()
+    expect("the rerun: counted", says_once(job, "job 1.pbs, restart 1:"), job)
     expect(f"the rerun: goes on after step {saved}", job.code == 0 and says_once(job, f"resuming after step {saved} "), job)
-    job = pbs.start("jobs/pbs/train.pbs", {**variables, "OPTIONS": variables["OPTIONS"].replace(
-        "--overwrite", f"--resume {folder}")}, facts={"run_count": "2"}).wait()
+    options = variables["OPTIONS"].replace("--overwrite", f"--resume {old_folder}")
+    job = pbs.start("jobs/pbs/train.pbs", {**variables, "OPTIONS": options, "MESHARD_RESTARTS": "2"},
+                    facts={"run_count": "3"}).wait()
     expect("a rerun with --resume DIR: goes on, too", job.code == 0 and says_once(job, "resuming after step 20 "), job)
+    expect("its restarts are on top of those of earlier jobs", says_once(job, "job 1.pbs, restart 4:"), job)
 
 
 @case
@@ -361,7 +365,7 @@ def refused():
                 select="1:ncpus=4:mpiprocs=2:ompthreads=2+1:ncpus=2:mpiprocs=2", threads=2)
     refused_job("srun", "srun, which PBS does not have", extra={"MESHARD_LAUNCHER": "srun"})
     refused_job("another number of ranks", "does not fit 2 ranks", train_variables(folder, 2, {"parallel.dp_outer": 3}))
-    for select in ("1:ompthreads=1:ncpus=8:mpiprocs=2+3:ompthreads=1:ncpus=8", "1:mpiprocs=2:ncpus=2+1:mpiprocs=1:ncpus=1"):
+    for select in ("1:ompthreads=1:ncpus=2:mpiprocs=2+3:ompthreads=1:ncpus=2", "1:mpiprocs=2:ncpus=2+3:ncpus=1"):
         refused_job(f"select={select} is no reason to refuse", "does not fit 2 ranks",
                     train_variables(folder, 2, {"parallel.dp_outer": 3}), select=select)
     expect("nothing was begun", not folder.exists())
