@@ -46,7 +46,7 @@ usable_cpus() {
 }
 
 # An allocation may be counted in cores.
-threads_of_a_core() { lscpu | awk -F: '/^Thread\(s\) per core/ {n = $2 + 0} END {print n > 0 ? n : 1}'; }
+threads_of_a_core() { lscpu | awk -F: '/^Thread\(s\) per core/ {n = $2 + 0} END {print (n > 0 ? n : 1)}'; }
 
 slurm_cpus() {
   [[ $(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null) != *" OverSubscribe=NO "* ]] || alone=yes

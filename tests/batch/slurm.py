@@ -2,6 +2,7 @@
 """The job scripts under a real Slurm: munged, slurmctld and two slurmd on this machine."""
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 from cluster import Cluster, missing
 from jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
 from slurm_jobs import UNBOUND, Slurm, same_as_uninterrupted
-from harness import (SKIPPED, Metrics, Run, case, expect, main, says_once, scratch, sets, steps_logged, until)
+from harness import (SKIPPED, Metrics, Run, case, expect, is_running, main, processes, says_once, scratch, sets, steps_logged,
+                     until)
 from saved import steps_saved
 
 ASKED = "launch.sh: USR1: asked the run to stop"
@@ -56,7 +58,8 @@ def over_two_nodes():
     not used; a job that does not say what runs where."""
     site = home / "jobs/site.env"
     original = site.read_text()
-    site.write_text('MESHARD_PARTITION=main\nMESHARD_STOP_BEFORE_S=60\nPREFLIGHT=1\n' + original)
+    site.write_text('MESHARD_PARTITION=main\nMESHARD_STOP_BEFORE_S=60\nPREFLIGHT=1\n'
+                    'MESHARD_SUBMIT_OPTIONS=--exclusive\n' + original)
     folder = scratch("run")
     command = ["jobs/submit.sh", "slurm", "--nodes", 2, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time",
                "0:05:00", TINY, "--run-dir", folder, *sets({**VALUES, "train.steps": 2})]
@@ -71,6 +74,7 @@ def over_two_nodes():
             ("the launcher's version and options", r"mpirun \(Open MPI\) [\d.]+; launcher: mpirun -n 4 ", 1),
             ("the node", r"node1: .* CPUs, .* GB, \d+ GPUs", 1),
             ("Meshard's and LibTorch's versions", r"\nmeshard +\d.*\nLibTorch +\d", 1),
+            ("why ranks are bound", "binding: each rank to cores of its own, as the job has its nodes for itself", 1),
             ("the binding of each rank", r"MCW rank \d bound to ", 8),   # preflight and training
             ("the map of ranks", r"\n  rank 0-3 ", 1), ("the run folder", rf"run folder {folder};", 1),
             ("the end", r"meshard: done: results lie in", 1)):
@@ -108,6 +112,23 @@ def wrong_pairing():
                             ("another Open MPI's mpirun", {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"})):
         run = Run(command, cwd=home, env=variables).wait(60)
         expect(f"{what}: exit code 2, with the right command", run.code == 2 and says_once(run, "mpirun -n 2"), run)
+
+
+@case
+def killed():
+    """Catches: anything of a run that is left when its script or its mpirun is killed with -9; ranks of a job that shares
+    its nodes, bound to cores that another job's are bound to."""
+    for what in ("script", "mpirun"):
+        folder = scratch("run")
+        job = slurm.sbatch(folder, 1000000, env={"MESHARD_MPI_OPTIONS": ""})
+        with Held(folder, 2, job.until):
+            pids = [pid for pid, command in processes() if str(folder) in " ".join(command) and
+                    (command[0] == "mpirun" if what == "mpirun" else "slurm_script" in command[1])]
+            expect(f"{what}: there is one", len(pids) == 1, pids, job)
+            os.kill(pids[0], signal.SIGKILL)
+            until(lambda: not is_running("", folder), 20, f"an end of all that is of the run: {what}")
+        job.ended()
+        expect(f"{what}: the job has failed", job.state == "FAILED" and "binding: none of ours" in job.log, job)
 
 
 @case
