@@ -5,6 +5,7 @@
 
 #include <climits>
 
+#include "app/command_line.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -47,11 +48,18 @@ int main(int argc, char** argv) {
   add_preflight(app, run);
   add_report(app, run);
   add_sweep(app, run);
+  if (auto problem = argument_that_is_no_text(argc, argv)) {
+    if (speaks) Log::error(*problem);
+    return kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too
     int code = speaks ? app.exit(error) : error.get_exit_code();
-    return code == 0 ? kExitDone : kExitUsage;
+    if (code == 0) return kExitDone;
+    auto meant = probably_meant(app, argc, argv);
+    if (speaks && !meant.empty()) Log::error(meant);
+    return kExitUsage;
   }
 
   try {

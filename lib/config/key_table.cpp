@@ -46,6 +46,7 @@ Key key(std::string path, Field field, Limits limits, std::string text) {
   auto allowed = words_allowed(value, limits);
   auto range = allowed.empty() ? limits.text() : fmt::format("{}", fmt::join(allowed, ", "));
   return {.doc = {path, type_name(value, limits), write_value(value, limits), range, std::move(text)},
+          .takes_text = takes_text(value, limits),
           .read = [=](Config& c, const YamlNode& node) { return read_value(node, limits, field(c)); },
           .write = [=](const Config& c) -> std::optional<std::string> { return write_value(field(c), limits); }};
 }
@@ -89,6 +90,7 @@ Key from_hf() {
   return {.doc = {"model.from_hf", "text", "none", "",
                   "path of a Hugging Face config.json (llama, qwen3, qwen3_moe, glm4_moe); its values are the defaults "
                   "of the other model keys"},
+          .takes_text = true,
           .read = [](Config&, const YamlNode& node) -> Outcome {
             std::string path;
             return read_value(node, {}, path);

@@ -38,6 +38,8 @@ struct CorpusOptions {
   std::int64_t seq_len = 0;
   std::int64_t vocab_size = 0;
   std::uint64_t seed = 0;  ///< synthetic only: the chain and its draws
+  /// What a message about the files of each pattern begins with: where it was written. May have fewer entries.
+  std::vector<std::string> before_messages = {};
 };
 
 /// A file of a corpus, as far as a later start needs it to tell whether it is the same.

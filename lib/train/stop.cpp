@@ -10,6 +10,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/error.h"
+
 namespace meshard {
 
 namespace {
@@ -18,7 +20,8 @@ namespace {
 std::atomic<int> caught_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-enum Reason { kNone, kTimeLimit, kStopFile, kSignal };
+// Of several the last is agreed on: a STOP file wants an end for good, the others may be followed by another start.
+enum Reason { kNone, kTimeLimit, kSignal, kStopFile };
 
 std::string text_of(Reason reason) {
   switch (reason) {
@@ -26,9 +29,12 @@ std::string text_of(Reason reason) {
       return "train.max_minutes is over, but for the time of a checkpoint";
     case kStopFile:
       return "a STOP file asked for it";
-    default:
+    case kSignal:
       return "a signal asked for it";
+    case kNone:
+      break;
   }
+  throw LogicError("no reason to stop");
 }
 
 }  // namespace
@@ -61,9 +67,9 @@ StopRequests::StopRequests(World& world, std::filesystem::path stop_file, std::o
 }
 
 int StopRequests::own_reason() const {
+  if (world_.rank() == 0 && std::filesystem::exists(stop_file_)) return kStopFile;
   if (caught_signal.load() != 0) return kSignal;
   if (world_.rank() != 0) return kNone;
-  if (std::filesystem::exists(stop_file_)) return kStopFile;
   if (deadline_ && std::chrono::steady_clock::now() + reserved_ >= *deadline_) return kTimeLimit;
   return kNone;
 }

@@ -59,7 +59,7 @@ BOOST_AUTO_TEST_CASE(a_save_in_flight_keeps_what_it_was_given) {
   run.fill();
   auto folder = fs::path(test_folder()) / "async";
   Saver saver(world, posix_file_system(), /*async=*/true);
-  saver.save(folder, run.state(), {{"step", CheckpointRun::kSteps}});
+  saver.save(folder, run.state(), {{"step", kStepsBefore}});
   BOOST_TEST(saver.in_flight());
   for (auto& tensor : run.state().tensors) {
     for (auto& piece : tensor.pieces) piece.values.zero_();
