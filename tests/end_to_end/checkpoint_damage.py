@@ -206,12 +206,23 @@ def facts_that_cannot_be():
     for facts, said in (({"step": 1}, "says step 1, but its optimizer has done 2 steps"), ({"step": 3.7}, "`step` is 3.7"),
                         ({"step": -5}, "`step` is -5"), ({"samples": -7}, "`samples` is -7"), ({"ranks": 0}, "`ranks` is 0"),
                         ({"ranks": 10**12}, "`ranks` is 1000000000000"), ({"config": 7}, "the config in"),
-                        ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1")):
+                        ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1"),
+                        ({"tokens": -1}, "`tokens` is -1"), ({"data": 7}, "its record of the data"),
+                        ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
+                         "its record of the data")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
         with_fact(bad, **facts)
         run = training(scratch("next"), 2, values={**VALUES, "train.steps": 3}, options=("--resume", str(bad)))
         expect(f"{facts}: refused, said once", run.code == 70 and says_once(run, re.escape(said)), run)
+
+    # As an earlier version wrote it: there is nothing to compare the data with.
+    ours = json.loads((checkpoint(folder, 2) / "meshard.json").read_text())
+    expect("the data are recorded", ours.pop("data", None) and ours["tokens"] == 2 * 12 * 16, ours)
+    write_ours(checkpoint(folder, 2), ours)
+    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
+    expect("without a record of the data: exit code 0, said once",
+           run.code == 0 and says_once(run, "of an earlier version, has no record of its data"), run)
 
 
 @case
