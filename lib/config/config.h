@@ -140,6 +140,7 @@ struct DataConfig {
   std::vector<std::string> files;  ///< globs allowed; indexed: prefixes or .bin files
   double validation_fraction = 0.05;
   std::string tokenizer = "bytes";
+  enum class OnChange { Stop, Warn } on_change = OnChange::Stop;
   WrittenAt files_written_at;  ///< of `files`, where the config was read
   bool operator==(const DataConfig&) const = default;
 };
@@ -164,6 +165,7 @@ struct LoggingConfig {
 
 struct HealthConfig {
   enum class OnNonfinite { Stop, Skip } on_nonfinite = OnNonfinite::Stop;
+  std::int64_t max_skipped = 10;
   std::int64_t interval = 50;
   bool operator==(const HealthConfig&) const = default;
 };

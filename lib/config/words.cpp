@@ -107,6 +107,17 @@ std::string_view word_of(DataConfig::Type value) {
   return "";
 }
 
+std::string_view word_of(DataConfig::OnChange value) {
+  switch (value) {
+    using enum DataConfig::OnChange;
+    case Stop:
+      return "stop";
+    case Warn:
+      return "warn";
+  }
+  return "";
+}
+
 std::string_view word_of(CheckpointConfig::OnError value) {
   switch (value) {
     using enum CheckpointConfig::OnError;

@@ -21,6 +21,7 @@ std::string_view word_of(TrainConfig::Checkpointing value);
 std::string_view word_of(OptimizerConfig::Type value);
 std::string_view word_of(LrScheduleConfig::Type value);
 std::string_view word_of(DataConfig::Type value);
+std::string_view word_of(DataConfig::OnChange value);
 std::string_view word_of(CheckpointConfig::OnError value);
 std::string_view word_of(HealthConfig::OnNonfinite value);
 std::string_view word_of(CommConfig::Backend value);

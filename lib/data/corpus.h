@@ -42,6 +42,19 @@ struct CorpusOptions {
   std::vector<std::string> before_messages = {};
 };
 
+/// A file of a corpus, as far as a later start needs it to tell whether it is the same.
+struct DataFile {
+  std::string name;        ///< without its folder: data may move
+  std::int64_t bytes = 0;  ///< of its content: the text that a .gz holds, the .bin of an indexed pair
+  std::int64_t tokens = 0;
+  std::uint64_t fingerprint = 0;  ///< of the content
+};
+
+/// Local. A stable hash of the size and, of content beyond 512 KiB, of eight blocks of 64 KiB: the first, the last, and
+/// six evenly between them; of less, of all of it. So it is cheap for files of any size, and blind to a change that
+/// keeps the size and lies between those blocks.
+std::uint64_t fingerprint(std::span<const unsigned char> content);
+
 class Corpus {
  public:
   virtual ~Corpus() = default;
@@ -57,6 +70,9 @@ class Corpus {
   virtual void train_sample(std::int64_t index, std::span<std::int64_t> tokens) const = 0;
   /// Local. The same for held-out window `index`, in [0, eval_samples()).
   virtual void eval_sample(std::int64_t index, std::span<std::int64_t> tokens) const = 0;
+
+  /// Local. The files, in the order of their samples; none for synthetic data. Reads what fingerprint() says of each.
+  virtual std::vector<DataFile> files() const = 0;
 
   /// Local. Whether a token is a byte, so that loss / ln 2 is bits per byte.
   virtual bool is_bytes() const = 0;

@@ -51,6 +51,7 @@ void load(const TokenFile& file, std::int64_t first, std::span<std::int64_t> tok
     case TokenType::I64:
       return widen<std::int64_t>(from, tokens);
   }
+  throw ArgumentError("unknown token type");
 }
 
 /// Throws Failure for the first of `tokens`, which begin at token `first` of the file, that is outside the vocabulary.
@@ -105,6 +106,8 @@ class IndexedCorpus : public FileCorpus {
     load(files_[file], first, tokens);
     check<IoError>(files_[file], first, tokens, vocab_size_);
   }
+
+  std::span<const unsigned char> content(std::size_t file) const override { return files_[file].data.bytes(); }
 
   std::string kind() const override {
     std::int64_t documents = 0;

@@ -81,6 +81,7 @@ class TextCorpus : public FileCorpus {
     if (count < tokens.size()) tokens[count] = kEndOfDocument;
   }
 
+  std::span<const unsigned char> content(std::size_t file) const override { return files_[file].bytes(); }
   std::string kind() const override { return "text (bytes)"; }
 
  private:

@@ -154,8 +154,11 @@ std::string hyperparameter_note(const CheckpointReader& reader, const StateDict&
 
 // Steps and samples; one that PyTorch wrote knows only how often its optimizer stepped.
 Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const Config& config) {
-  if (reader.extra().is_null()) return {steps, steps * config.train.global_batch_size};
-  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0)};
+  if (reader.extra().is_null()) {
+    auto samples = steps * config.train.global_batch_size;
+    return {steps, samples, samples * config.train.seq_len};
+  }
+  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0), fact(reader, "tokens", 0)};
   if (steps > progress.step) {  // fewer: steps that were skipped
     throw IoError(fmt::format("{} says step {}, but its optimizer has done {} steps",
                               (reader.folder() / "meshard.json").string(), progress.step, steps));
@@ -169,6 +172,9 @@ LoadedCheckpoint load_all(World& world, const CheckpointReader& reader, const Tr
     loaded.folder = reader.folder();
     bool foreign = reader.extra().is_null();
     add_note(loaded.notes, config_notes(reader, parts.config));
+    if (parts.data && world.rank() == 0 && !foreign) {
+      add_note(loaded.notes, data_notes(reader, parts.config, *parts.data, fact(reader, "samples", 0)));
+    }
     parts.optimizer.allocate(parts.context.weight_shards());
     auto state = training_state(parts.context, parts.optimizer, parts.config, 0.0);
     if (foreign) add_note(loaded.notes, "there is no meshard.json: no checksums, no config to compare");

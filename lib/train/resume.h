@@ -18,8 +18,9 @@ struct LoadedCheckpoint {
 };
 
 /// Collective over world. The newest complete checkpoint below `root` that verifies, loaded into the parts; none:
-/// nothing. Damaged ones are passed over, and said. Throws ConfigError, with every changed key, if it is of another
-/// model; IoError if keys or shapes do not match (checkpoint.strict), or all are damaged. The same on every rank.
+/// nothing. Damaged ones are passed over, and said. Throws ConfigError if it is of another model, with every changed
+/// key, or (data.on_change: stop) of other data, with every difference; IoError if keys or shapes do not match
+/// (checkpoint.strict), or all are damaged. The same on every rank.
 std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
                                               const TrainingParts& parts);
 
