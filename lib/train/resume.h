@@ -36,8 +36,8 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
 std::string fault_note(const CheckpointReader& reader);
 
 /// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
-/// Hugging Face folder. Throws ConfigError, with both values of every key, if meshard.json or config.json says that they
-/// are another model's.
+/// Hugging Face folder. Throws ConfigError, with both values of every key, if meshard.json or config.json says that
+/// they are another model's.
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
                               const TrainingParts& parts);
 
