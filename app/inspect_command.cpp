@@ -1,9 +1,9 @@
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "checkpoint/describe.h"
 
@@ -21,15 +21,15 @@ int inspect(const InspectArguments& arguments) {
   try {
     CheckpointReader reader(posix_file_system(), arguments.checkpoint);
     if (arguments.verify) problems = reader.verify();
-    std::cout << (arguments.json ? describe_json(reader, arguments.keys).dump(1) + "\n"
-                                 : describe_text(reader, arguments.keys));
+    Log::output(arguments.json ? json_text(describe_json(reader, arguments.keys), 1) + "\n"
+                               : describe_text(reader, arguments.keys));
   } catch (const IoError& error) {
     if (!arguments.verify) throw;
     problems.push_back(error.what());
   }
   for (auto& problem : problems) Log::error(problem);
   if (arguments.verify && !arguments.json && problems.empty())
-    std::cout << "verified: every tensor is whole, every checksum right\n";
+    Log::output("verified: every tensor is whole, every checksum right\n");
   return problems.empty() ? kExitDone : kExitDifferent;
 }
 

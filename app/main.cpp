@@ -4,10 +4,12 @@
 #include <malloc.h>
 
 #include <climits>
+#include <sstream>
 
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "comm/launcher.h"
 #include "train/run.h"
 
@@ -50,7 +52,10 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too
-    int code = speaks ? app.exit(error) : error.get_exit_code();
+    std::ostringstream out, complaint;
+    int code = app.exit(error, out, complaint);
+    if (speaks) Log::output(out.str());
+    if (speaks && code != 0) Log::error(complaint.str().substr(0, complaint.str().find_last_not_of('\n') + 1));
     return code == 0 ? kExitDone : kExitUsage;
   }
 
@@ -60,7 +65,7 @@ int main(int argc, char** argv) {
     if (speaks) Log::error(error.what());
     return error.code();
   } catch (const std::exception& error) {
-    Log::error(error.what());
+    Log::error(message_of(error));
     return kExitFailure;
   }
 }

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
+
 namespace meshard {
 namespace {
 
@@ -37,7 +39,7 @@ class Refusals {
   std::string shown(const std::string& name) const {
     constexpr std::size_t kLongest = 80;
     if (!fields_.has(name)) return fmt::format("`{}` (absent)", name);
-    auto value = fields_[name].dump();
+    auto value = json_text(fields_[name]);
     return fmt::format("`{}: {:.{}}{}`", name, value, kLongest, value.size() > kLongest ? ".." : "");
   }
 
@@ -48,7 +50,7 @@ class Refusals {
   void expect(const std::string& name, const json& value) {
     const auto& given = fields_[name];
     refuse_unless(given.is_null() || given == value, name,
-                  fmt::format("{}{}", value.dump(), value.is_null() ? "" : " or no such field"));
+                  fmt::format("{}{}", json_text(value), value.is_null() ? "" : " or no such field"));
   }
 
   void check_class() {
@@ -84,7 +86,7 @@ class Refusals {
     for (const auto* name : {"rope_theta", "partial_rotary_factor"}) {
       const auto inner = rope.value(name, json());
       refuse_unless(inner.is_null() || fields_[name].is_null() || inner == fields_[name], name,
-                    fmt::format("{} as in rope_parameters", inner.dump()));
+                    fmt::format("{} as in rope_parameters", json_text(inner)));
     }
   }
 
@@ -105,13 +107,13 @@ class Refusals {
     const auto &kinds = fields_[name], &layers = fields_["num_hidden_layers"];
     if (kinds.is_null()) return;
     if (!kinds.is_array() || (layers.is_number_integer() && layers != kinds.size())) {
-      return refuse_unless(false, name, fmt::format("a list of num_hidden_layers = {} texts", layers.dump()));
+      return refuse_unless(false, name, fmt::format("a list of num_hidden_layers = {} texts", json_text(layers)));
     }
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const auto* right = i < leading ? before : after;
       if (kinds[i] == right) continue;
       return refuse(fmt::format("`{}` has {} for layer {}, which cannot be honoured; expected \"{}\"", name,
-                                kinds[i].dump(), i, right));
+                                json_text(kinds[i]), i, right));
     }
   }
 

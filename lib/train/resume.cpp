@@ -6,6 +6,8 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/memory.h"
 #include "checkpoint/store.h"
 #include "comm/together.h"
 #include "hf/import.h"
@@ -26,7 +28,7 @@ std::int64_t fact(const CheckpointReader& reader, const char* name, std::int64_t
   if (sound) return extra[name].get<std::int64_t>();
   throw IoError(fmt::format("{}: `{}` is {}; expected a whole number from {} to {}",
                             (reader.folder() / "meshard.json").string(), name,
-                            extra.contains(name) ? extra[name].dump().substr(0, 40) : "missing", least, most));
+                            extra.contains(name) ? json_text(extra[name]).substr(0, 40) : "missing", least, most));
 }
 
 std::string rank_lines(const std::vector<std::string>& problems) {
@@ -44,7 +46,7 @@ std::unique_ptr<CheckpointReader> open_verified(World& world, FileSystem& files,
     reader = std::make_unique<CheckpointReader>(files, folder);
     mine = reader->verify(world.rank(), world.size());
   } catch (const std::exception& error) {
-    mine.push_back(error.what());
+    mine.push_back(message_of(error));
   }
   constexpr std::size_t kTold = 5;
   std::vector<std::string> distinct;
@@ -195,7 +197,7 @@ std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, c
     std::string problem;
     auto reader = open_verified(world, files, store.folder(step), problem);
     bool renamed = reader && !reader->extra().is_null() && reader->extra().value("step", Json()) != step;
-    if (renamed) problem = fmt::format("it is of step {}", reader->extra().value("step", Json()).dump());
+    if (renamed) problem = fmt::format("it is of step {}", json_text(reader->extra().value("step", Json())));
     if (reader && !renamed) {
       auto loaded = load_all(world, *reader, parts);
       loaded.notes = notes.empty() ? loaded.notes : notes + (loaded.notes.empty() ? "" : "\n" + loaded.notes);

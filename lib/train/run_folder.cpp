@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/whole_file.h"
 #include "comm/launcher.h"
 
@@ -25,14 +26,15 @@ int cut_steps_after(const fs::path& metrics, std::int64_t step) {
   std::string kept;
   int cut = 0;
   for (std::string line; std::getline(old, line);) {
-    auto json = nlohmann::json::parse(line, nullptr, false);
-    bool keep = json.is_object() && json.value("step", std::int64_t{0}) <= step;
+    auto json = read_json_if_sound<nlohmann::json>(line);
+    bool keep = json && json->is_object() && json->value("step", std::int64_t{0}) <= step;
     if (keep) {
       kept += line + "\n";
     } else {
       ++cut;
     }
   }
+  if (old.bad()) throw IoError(fmt::format("cannot read {}: no memory, or the disk", metrics.string()));
   write_whole_file(metrics, kept);
   return cut;
 }

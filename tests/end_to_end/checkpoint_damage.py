@@ -133,6 +133,8 @@ DAMAGE = (   # what, how, what must be said
     ("half of meshard.json", lambda folder: edit(folder / "meshard.json", half), r"meshard\.json is damaged"),
     ("an empty meshard.json", lambda folder: edit(folder / "meshard.json", lambda data: b""),
      r"meshard\.json is damaged"),
+    ("a meshard.json nested 100,000 deep", lambda folder: (folder / "meshard.json").write_bytes(b"[" * 100000),
+     r"meshard\.json is damaged: line 1, column 65: nested more than 64 deep"),
     ("a flipped bit in the data position", flip_in_position, r"meshard\.json is damaged"),
     ("a meshard.json without an item", without_a_row, ITEM),
     ("an item beyond the end of its file", beyond_the_file, ITEM),
