@@ -6,6 +6,7 @@
 #include <climits>
 #include <sstream>
 
+#include "app/command_line.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -49,14 +50,21 @@ int main(int argc, char** argv) {
   add_preflight(app, run);
   add_report(app, run);
   add_sweep(app, run);
+  if (auto problem = argument_that_is_no_text(argc, argv)) {
+    if (speaks) Log::error(*problem);
+    return kExitUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too
     std::ostringstream out, complaint;
     int code = app.exit(error, out, complaint);
     if (speaks) Log::output(out.str());
-    if (speaks && code != 0) Log::error(complaint.str().substr(0, complaint.str().find_last_not_of('\n') + 1));
-    return code == 0 ? kExitDone : kExitUsage;
+    if (code == 0) return kExitDone;
+    auto meant = probably_meant(app, argc, argv);
+    if (speaks) Log::error(complaint.str().substr(0, complaint.str().find_last_not_of('\n') + 1));
+    if (speaks && !meant.empty()) Log::error(meant);
+    return kExitUsage;
   }
 
   try {

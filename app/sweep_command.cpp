@@ -1,6 +1,8 @@
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 
@@ -91,10 +93,27 @@ void check_place(const fs::path& scripts) {
                                 scripts.parent_path().string()));
 }
 
+/// Site settings that the environment has: there they win, and so they have to in the jobs.
+std::vector<std::string> settings_given() {
+  std::vector<std::string> names;
+  for (char** variable = environ; *variable; ++variable) {
+    std::string text = *variable, name = text.substr(0, text.find('='));
+    bool of_a_job = name == "MESHARD_RESTARTS";  // not of what it submits
+    if ((name.starts_with("MESHARD_") && !of_a_job) || name == "PREFLIGHT") names.push_back(name);
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
 void submit_points(const SweepArguments& arguments, const fs::path& scripts, const SweepFolder& folder,
                    const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses) {
   bool slurm = arguments.launcher == "slurm";
-  BatchSettings settings{scripts, fs::absolute(folder.path()), site_settings(scripts), arguments.jobs};
+  BatchSettings settings{scripts, fs::absolute(folder.path()), site_settings(scripts), arguments.jobs,
+                         settings_given()};
+  // sbatch's own default for --export.
+  if (const char* exported = std::getenv("SBATCH_EXPORT"); slurm && exported) {
+    settings.site.options.insert(settings.site.options.begin(), fmt::format("--export={}", exported));
+  }
   std::map<BatchShape, std::vector<int>> shapes;
   for (std::size_t i = 0; i < points.size(); ++i) {
     if (statuses[i].open()) shapes[{points[i].ranks, points[i].config.run.threads}].push_back(static_cast<int>(i));

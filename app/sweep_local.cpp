@@ -45,7 +45,8 @@ std::vector<std::string> point_command(const CheckedPoint& point, const LocalSwe
   std::vector<std::string> words;
   if (geteuid() == 0) words = {"env", "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"};
   auto add = [&](const std::vector<std::string>& more) { words.insert(words.end(), more.begin(), more.end()); };
-  add({(sweep.scripts / "launch.sh").string(), "mpirun", "-n", std::to_string(point.ranks), "--bind-to", "none"});
+  add({(sweep.scripts / "launch.sh").string(), "--with", std::to_string(getpid())});
+  add({"mpirun", "-n", std::to_string(point.ranks), "--bind-to", "none"});
   // More ranks than cores: those that wait give their core away.
   if (point.ranks * at_a_time > cores) add({"--oversubscribe", "--mca", "mpi_yield_when_idle", "1"});
   add(mpi_options);

@@ -5,11 +5,15 @@
 now() { echo "${EPOCHREALTIME:-$(date +%s.%N)}"; }
 begun=$(now)
 child='' stop='' asked=''   # launch.sh, while it runs; the last signal that asked for an end; whether `wait` saw one
-run_folder='' config_minutes='' limit=()
+terms=0                     # TERMs so far
+run_folder='' config_minutes='' config_threads='' limit=()
+config_before='' saved_before=''   # what the run's folder had when this start began
+# shellcheck source=jobs/mpirun.sh
+. jobs/mpirun.sh
 
 site_settings=(MESHARD_MODULES MESHARD_ACCOUNT MESHARD_PARTITION MESHARD_GPUS_PER_NODE MESHARD_SUBMIT_OPTIONS
                MESHARD_LAUNCHER MESHARD_MPI_OPTIONS MESHARD_SRUN_OPTIONS MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES
-               PREFLIGHT)
+               MESHARD_WRAPPER PREFLIGHT)
 
 say() { printf 'meshard: %s\n' "$*"; }
 complain() { printf 'meshard: %s\n' "$@" >&2; }
@@ -32,11 +36,25 @@ read_site() {
     problems+=("MESHARD_LAUNCHER is '$MESHARD_LAUNCHER', neither mpirun nor srun (jobs/site.env)")
   [[ $PREFLIGHT == [01] ]] || problems+=("PREFLIGHT is '$PREFLIGHT', neither 0 nor 1 (jobs/site.env)")
   [[ -x build/meshard ]] || problems+=("no build/meshard in $PWD: run jobs/setup.sh there first")
+  set_binary
   [[ ${#problems[@]} == 0 ]] || refuse "${problems[@]}"
 }
 
+# Sets binary, how meshard is called once, and rank_binary, what the launcher starts on every rank.
+set_binary() {
+  local wrapper
+  read -ra wrapper <<<"$MESHARD_WRAPPER"
+  binary=("${wrapper[@]}" build/meshard) rank_binary=("${wrapper[@]}" build/meshard)
+  [[ ${wrapper[0]-} == srun ]] || return 0
+  # An srun in another's tasks would start every rank as often as there are ranks.
+  [[ $MESHARD_LAUNCHER == srun ]] ||
+    problems+=("MESHARD_WRAPPER is an srun: MESHARD_LAUNCHER must be srun, too (jobs/site.env)")
+  binary=(srun --nodes=1 --ntasks=1 "${wrapper[@]:1}" build/meshard) rank_binary=(build/meshard)
+  MESHARD_SRUN_OPTIONS+=" ${wrapper[*]:1}"
+}
+
 # check_config CONFIG RANKS [TRAIN OPTION...]: what `train` would refuse is refused now. Sets run_folder,
-# config_minutes, and sets to its --set options.
+# config_minutes and config_threads (if it limits them), and sets to its --set options.
 check_config() {
   local config=$1 wanted=$2 text; shift 2
   sets=()
@@ -50,10 +68,11 @@ check_config() {
     shift || true
   done
   [[ -r $config ]] || refuse "there is no config $config in $PWD"
-  text=$(build/meshard plan "$config" --ranks "$wanted" "${sets[@]}") ||
+  text=$("${binary[@]}" plan "$config" --ranks "$wanted" "${sets[@]}") ||
     refuse "$config does not fit $wanted ranks, see above: change it, or the number of nodes or ranks of a node"
   [[ -n $run_folder ]] || run_folder=$(sed -n 's/^run folder  *//p' <<<"$text")
   config_minutes=$(sed -n 's/^time limit  *\([^ ]*\) min$/\1/p' <<<"$text")
+  config_threads=$(sed -n 's/^threads  *\([0-9]*\) a rank$/\1/p' <<<"$text")
 }
 
 # sweep_point FOLDER INDEX: sets point, the folder of the sweep's point with that index.
@@ -68,6 +87,20 @@ sweep_point() {
   point=$1/$name
 }
 
+# seconds_of TIME: in the forms that Slurm takes, MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. Nothing for
+# any other text.
+seconds_of() {
+  [[ $1 =~ ^([0-9]{1,5}-)?[0-9]{1,6}(:[0-5]?[0-9]){0,2}$ ]] || return 0
+  local part hours=0 minutes=0 seconds=0 days=0
+  IFS=: read -r -a part <<<"${1#*-}"
+  case $1 in
+    *-*) days=${1%%-*} hours=${part[0]} minutes=${part[1]:-0} seconds=${part[2]:-0} ;;
+    *:*:*) hours=${part[0]} minutes=${part[1]} seconds=${part[2]} ;;
+    *) minutes=${part[0]} seconds=${part[1]:-0} ;;
+  esac
+  echo $((((10#$days * 24 + 10#$hours) * 60 + 10#$minutes) * 60 + 10#$seconds))
+}
+
 # --- Slurm
 
 begin_slurm() {
@@ -76,27 +109,25 @@ begin_slurm() {
   [[ ! -v SLURM_ARRAY_TASK_ID ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
   nodes=$SLURM_JOB_NUM_NODES hosts=$SLURM_JOB_NODELIST threads=${SLURM_CPUS_PER_TASK:-1}
   restarts=${SLURM_RESTART_COUNT:-0}
-  requeue=requeue_slurm
+  requeue=requeue_slurm time_left=time_left_slurm
   unset SLURM_EXPORT_ENV   # after sbatch --export=NONE, srun would start mpirun's daemons without an environment
   trap_signals
   read_site
   if [[ $MESHARD_LAUNCHER == srun ]]; then
     # shellcheck disable=SC2206  # several options in one setting
     launcher=(srun $MESHARD_SRUN_OPTIONS -n "$ranks" -c "$threads" --cpu-bind=cores --wait=30)
+    binding="each rank to cores of its own, by srun"
   else
+    slurm_cpus
     set_mpirun
   fi
 }
 
-# TERM is scancel's word: whoever sends it wants no further start.
+time_left_slurm() { seconds_of "$(squeue -h -j "$job" -o %L 2>/dev/null)"; }
+
 requeue_slurm() {
-  if [[ $stop == TERM ]]; then
-    say "stopped by TERM: not requeued. To go on, submit it again"
-    exit 75
-  fi
-  may_restart || exit 75
   say "stopped: requeueing job $job, restart $((restarts + 1)) of at most $MESHARD_MAX_REQUEUES"
-  scontrol requeue "$job" || { complain "Slurm did not requeue it; to go on, submit it again"; exit 75; }
+  scontrol requeue "$job" || { complain "Slurm did not requeue it; to go on, submit it again"; return 0; }
   exit 0
 }
 
@@ -104,36 +135,49 @@ requeue_slurm() {
 
 # begin_pbs SCRIPT: what a successor of this job is made from.
 begin_pbs() {
+  # shellcheck source=jobs/pbs/successor.sh
+  . jobs/pbs/successor.sh
   script=$1
   job=${PBS_JOBID:?run this with qsub} ranks=$(wc -l <"${PBS_NODEFILE:?}")   # a line per rank
   hosts=$(sort -u "$PBS_NODEFILE" | xargs) threads=${OMP_NUM_THREADS:-1}
   nodes=$(wc -w <<<"$hosts") restarts=${MESHARD_RESTARTS:-0}
-  requeue=requeue_pbs
+  requeue=requeue_pbs time_left=time_left_pbs
   trap_signals
   read_site
   [[ $MESHARD_LAUNCHER == mpirun ]] || refuse "MESHARD_LAUNCHER is srun, which PBS does not have (jobs/site.env)"
   job_facts=$(qstat -f -w "$job" 2>/dev/null || qstat -f "$job" 2>/dev/null || true)
+  # A job that its server runs again has the variables of its first start.
+  local run_count
+  run_count=$(job_fact run_count)
+  [[ ! $run_count =~ ^[0-9]+$ ]] || ((run_count < 2)) || restarts=$((restarts + run_count - 1))
   check_chunk "$(job_fact Resource_List.select)"
   wall_s=$(job_fact Resource_List.walltime | awk -F: 'NF { for (i = 1; i <= NF; i++) s = s * 60 + $i; print s }')
-  set_mpirun --hostfile "$PBS_NODEFILE"
+  pbs_cpus
+  write_hostfile
+  set_mpirun --hostfile "$hostfile"
 }
 
 # An attribute of this job, as qstat tells it; nothing if it does not.
 job_fact() { sed -n "s/^[[:space:]]*${1//./\\.} = //p" <<<"$job_facts"; }
 
-# ompthreads is ncpus unless it is given, and then every rank would claim all cores of its chunk.
+time_left_pbs() { [[ -z $wall_s ]] || echo $((wall_s - SECONDS)); }
+
+# ompthreads is ncpus unless it is given, and then every rank would claim all cores of its chunk. Chunks of several kinds
+# are joined by +.
 check_chunk() {
-  local ncpus='' processes='' part
-  for part in ${1//:/ }; do
-    case $part in
-      ncpus=*) ncpus=${part#*=} ;;
-      mpiprocs=*) processes=${part#*=} ;;
-      *+*) return 0 ;;   # chunks of several kinds
-    esac
+  local ncpus processes chunk part
+  for chunk in ${1//+/ }; do
+    ncpus='' processes=''
+    for part in ${chunk//:/ }; do
+      case $part in
+        ncpus=*) ncpus=${part#*=} ;;
+        mpiprocs=*) processes=${part#*=} ;;
+      esac
+    done
+    [[ -n $ncpus && -n $processes ]] || continue
+    ((threads * processes <= ncpus)) ||
+      refuse "select=$1: $processes ranks x $threads cores are more than ncpus=$ncpus; add ompthreads=$((ncpus / processes))"
   done
-  [[ -n $ncpus && -n $processes ]] || return 0
-  ((threads * processes <= ncpus)) ||
-    refuse "select=$1: $processes ranks x $threads cores are more than ncpus=$ncpus; add ompthreads=$((ncpus / processes))"
 }
 
 # PBS kills a job a few seconds after its time: the run has to stop by itself, before that.
@@ -149,72 +193,62 @@ limit_time() {
   limit=(--set "train.max_minutes=$minutes")
 }
 
-# What this job has, for its successor: as far as qstat tells, else as the nodefile shows.
-own_resources() {
-  local name fact text per_node=$((ranks / nodes))
-  fact=$(job_fact Resource_List.select)
-  text=select=${fact:-$nodes:ncpus=$((per_node * threads)):mpiprocs=$per_node:ompthreads=$threads}
-  for name in place walltime; do
-    fact=$(job_fact "Resource_List.$name")
-    [[ -z $fact ]] || text+=,$name=$fact
-  done
-  echo "$text"
-}
-
-# A TERM before its time is qdel's: whoever sends it wants no further start.
-requeue_pbs() {
-  if [[ $stop == TERM && -n $wall_s && $((SECONDS + 60)) -lt $wall_s ]]; then
-    say "stopped by TERM long before the walltime: nothing more is submitted. To go on, submit it again"
-    exit 75
-  fi
-  may_restart || exit 75
-  export MESHARD_RESTARTS=$((restarts + 1))
-  local names=MESHARD_RESTARTS name fact successor
-  local options=(-N "${PBS_JOBNAME:-meshard}" -l "$(own_resources)")
-  for name in CONFIG SWEEP INDEX OPTIONS "${site_settings[@]}"; do
-    # What came with the job, not what site.env made of it.
-    if printenv "$name" >/dev/null; then names+=,$name; fi
-  done
-  fact=$(job_fact Account_Name); fact=${fact:-$MESHARD_ACCOUNT}
-  [[ -z $fact ]] || options+=(-A "$fact")
-  fact=${PBS_O_QUEUE:-$MESHARD_PARTITION}
-  [[ -z $fact ]] || options+=(-q "$fact")
-  say "stopped: submitting restart $MESHARD_RESTARTS of at most $MESHARD_MAX_REQUEUES"
-  successor=$(qsub "${options[@]}" -v "$names" "$script") ||
-    { complain "qsub failed; to go on, submit it again"; exit 75; }
-  [[ ! -v SWEEP ]] || echo "pbs $successor $INDEX" >>"$SWEEP/jobs.txt"   # a sweep started again leaves it alone
-  say "job $successor goes on"
-  exit 0
-}
-
 # --- Both
 
 trap_signals() {
   local signal
   # shellcheck disable=SC2064  # the name of now
-  for signal in USR1 USR2 TERM; do trap "stop=$signal; ask_to_stop" "$signal"; done
+  for signal in USR1 USR2 TERM; do trap "take_signal $signal" "$signal"; done
 }
 
 # launch.sh turns it into a request to every rank.
-ask_to_stop() {
-  asked=yes
-  [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true
+take_signal() {
+  stop=$1 asked=yes
+  [[ $1 != TERM ]] || terms=$((terms + 1))
+  ask_to_stop
 }
 
-may_restart() {
-  ((restarts < MESHARD_MAX_REQUEUES)) && return 0
-  complain "stopped, but restarted $restarts times already (MESHARD_MAX_REQUEUES, jobs/site.env): not requeued." \
-    "To go on, submit it again"
-  return 1
-}
+ask_to_stop() { [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true; }
 
-set_mpirun() {
-  launcher=(mpirun -n "$ranks" "$@" --report-bindings)
-  if [[ " $MESHARD_MPI_OPTIONS" != *" --map-by"* && " $MESHARD_MPI_OPTIONS" != *" --bind-to"* ]]; then
-    launcher+=(--map-by "slot:PE=$threads" --bind-to core)
+# Whether somebody wants no further start, whatever else asked for a stop; sets wish. TERM is the word of scancel and
+# qdel; a file STOP is the user's own.
+wish=''
+ended_for_good() {
+  local by_the_clock=0 reason=''
+  [[ $requeue != requeue_pbs ]] || by_the_clock=$(terms_of_walltime)
+  [[ $(config_written) == "$config_before" ]] || reason=$(tail -n 1 "$run_folder/metrics.jsonl" 2>/dev/null || true)
+  if ((terms > by_the_clock)); then
+    wish=TERM
+  elif [[ -e $run_folder/STOP || $reason == *'"end"'*' STOP file asked for it'* ]]; then
+    wish="the file STOP"
+    rm -f "$run_folder/STOP"
   fi
-  # shellcheck disable=SC2206  # several options in one setting
-  launcher+=($MESHARD_MPI_OPTIONS)
+  [[ -n $wish ]]
+}
+
+# The batch system asked, and not because the time is nearly over: Slurm does so up to a minute early.
+stopped_early() {
+  local left
+  left=$("$time_left")
+  [[ -n $stop && -n $left ]] && ((left > MESHARD_STOP_BEFORE_S + 60))
+}
+
+# A stop. Another start follows unless somebody wants none, it would do no better, or there were enough of them.
+stopped() {
+  local saved progress=''
+  saved=$(newest_checkpoint)
+  [[ -z $saved || $saved == "$saved_before" ]] || progress=yes
+  [[ -n $progress ]] || status=70
+  if ended_for_good; then
+    say "stopped by $wish: not requeued. To go on, submit it again"
+  elif [[ -z $progress ]] && ! stopped_early; then
+    complain "stopped before a step was saved: not requeued, as the next start would do no better. Give it more time"
+  elif ((restarts >= MESHARD_MAX_REQUEUES)); then
+    complain "stopped, but restarted $restarts times already (MESHARD_MAX_REQUEUES, jobs/site.env): not requeued." \
+      "To go on, submit it again"
+  else
+    "$requeue"
+  fi
 }
 
 describe() {
@@ -222,6 +256,7 @@ describe() {
   [[ -e ${gpus[0]} ]] || gpus=()
   say "job $job, restart $restarts: $ranks ranks x $threads cores on $nodes nodes: $hosts"
   say "$(mpirun --version 2>/dev/null | head -n 1 || echo "no mpirun"); launcher: ${launcher[*]}"
+  say "binding: $binding"
   say "$HOSTNAME: $(awk -F': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(nproc --all) CPUs," \
     "$(awk '/^MemTotal/ {printf "%.0f GB", $2 / 1e6}' /proc/meminfo), ${#gpus[@]} GPUs"
 }
@@ -258,7 +293,7 @@ set_resume() {
 # Runs meshard on every rank; sets status. The batch system's signals come to this shell alone, and `wait` returns
 # early, above 128, whenever one arrives; asked again it has the command's own status.
 on_every_rank() {
-  jobs/launch.sh "${launcher[@]}" build/meshard "$@" &
+  jobs/launch.sh --with $$ "${launcher[@]}" "${rank_binary[@]}" "$@" &
   child=$!
   [[ -z $stop ]] || ask_to_stop
   while :; do
@@ -271,29 +306,38 @@ on_every_rank() {
 
 # train CONFIG [TRAIN OPTION...]: checks, describes, runs, and says how it ended, in the batch system's terms.
 train() {
-  local config=$1 before; shift
+  local config=$1; shift
   check_gpus
   check_launcher
   check_config "$config" "$ranks" "$@"
   [[ $requeue != requeue_pbs ]] || limit_time
+  # Ranks that are not bound see all cores of the node, and would take them for theirs.
+  [[ -z $unbound || -n $config_threads ]] || limit+=(--set "run.threads=$threads")
   set_resume "$@"
   describe
   say "run folder $run_folder; the scripts took $(awk -v a="$begun" -v b="$(now)" 'BEGIN {printf "%.2f", b - a}') s"
-  before=$(config_written) status=0
-  if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}"; fi
+  config_before=$(config_written) saved_before=$(newest_checkpoint) status=0
+  if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}" "${limit[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
   # mpirun itself may break over a request that comes while it starts its daemons; nothing is lost then.
-  if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$before" ]]; then status=75; fi
+  if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$config_before" ]]; then status=75; fi
   conclude
 }
 
 # A start that has come as far as to train has written this file anew.
 config_written() { stat -c %y "$run_folder/config.yaml" 2>/dev/null || true; }
 
+# The newest complete checkpoint, and when it was made: with --overwrite one may take the place of another.
+newest_checkpoint() {
+  local names
+  names=$(compgen -G "$run_folder/checkpoints/step-*/.metadata") || return 0
+  stat -c '%n %y' "$(sort <<<"$names" | tail -n 1)" 2>/dev/null || true
+}
+
 conclude() {
   case $status in
     0) say "done: results lie in $run_folder" ;;
-    75) "$requeue" ;;
+    75) stopped ;;
     2) complain "refused, see above: nothing was started" ;;
     76) complain "a rank hung; left for a person. The watchdog's summary is in $run_folder/dump/" ;;
     *) complain "failed with exit code $status, see above; left for a person. Dumps, if any, are in $run_folder/dump/" ;;

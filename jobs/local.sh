@@ -35,7 +35,8 @@ if [[ $ranks -gt $(nproc) ]]; then mpi+=(--oversubscribe --mca mpi_yield_when_id
 . jobs/site.env
 status=0
 # shellcheck disable=SC2086  # several options in one setting
-jobs/launch.sh mpirun "${mpi[@]}" $MESHARD_MPI_OPTIONS build/meshard train "$config" "${options[@]}" "$@" || status=$?
+jobs/launch.sh --with $$ mpirun "${mpi[@]}" $MESHARD_MPI_OPTIONS $MESHARD_WRAPPER build/meshard train "$config" \
+  "${options[@]}" "$@" || status=$?
 
 if [[ $status == 0 ]]; then echo "done."; else echo "ended with exit code $status."; fi
 if [[ -n $run_dir ]]; then

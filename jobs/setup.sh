@@ -82,6 +82,15 @@ batch_daemons() {
     say "SKIPPED: no Slurm to be had (build/apt.log); the batch scripts are not tested under one"
 }
 
+# What the tests of the report's page look at it with.
+browser() {
+  local name
+  for name in chromium chromium-browser google-chrome; do
+    if have "$name"; then return 0; fi
+  done
+  apt_install chromium || say "SKIPPED: no browser to be had (build/apt.log); the report's page is not looked at in one"
+}
+
 is_libtorch() { [[ -e $1/include/ATen/core/Tensor.h && -e $1/lib/libtorch.so ]]; }
 
 # The folder of a completely installed torch package: pip writes RECORD last.
@@ -199,7 +208,7 @@ mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
 install_packages
 find_libtorch
-if [[ $tests == yes ]]; then batch_daemons; nccl_headers; tests/interop/setup.sh; fi
+if [[ $tests == yes ]]; then batch_daemons; browser; nccl_headers; tests/interop/setup.sh; fi
 fetch_text
 build
 say "the binary is $root/build/meshard"

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 
+#include "base/error.h"
 #include "checkpoint/compare.h"
 
 namespace meshard {
@@ -58,9 +59,12 @@ std::string python_text(const Value& value) {
       return fmt::format("a dict of {}", value.pairs().size());
     case Kind::Global:
       return value.text() + "." + value.name();
-    default:
+    case Kind::Size:
+    case Kind::Object:
+    case Kind::Persistent:
       return value.items().empty() ? "an object" : python_text(value.items()[0]) + "(...)";
   }
+  throw LogicError("unknown kind of Python value");
 }
 
 std::string joined_texts(const pickle::Items& items) {

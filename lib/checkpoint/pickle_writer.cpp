@@ -154,6 +154,7 @@ void Stream::value(const Value& value) {
     case Kind::Set:
       throw ArgumentError("bytes and sets cannot be written to a pickle of protocol 2");
   }
+  throw LogicError("unknown kind of Python value");
 }
 
 std::string write(const Value& value) {

@@ -2,8 +2,10 @@
 #   meshard_room(mesh SOURCES mesh.cpp mesh_shape.cpp DOORS comm [LINKS fmt::fmt ...] [TENSORS])
 # TENSORS: the room compiles against LibTorch and shares the one precompiled header.
 add_library(meshard_options INTERFACE)
+# An enum's new value is an error in every switch that does not say what becomes of it, so a switch over an enum of ours
+# has no default (tests/unit/switches_test.sh).
 target_compile_options(meshard_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wno-unused-parameter
-                       -Wno-missing-field-initializers>)
+                       -Wno-missing-field-initializers -Werror=switch -Werror=return-type>)
 # Any node of a cluster, login or compute, runs the same binary: no -march=native. Hot loops use function multiversioning.
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   target_compile_options(meshard_options INTERFACE -march=x86-64-v3)

@@ -19,6 +19,11 @@ std::optional<int> number_in_environment(const char* name) {
   return static_cast<int>(number);
 }
 
+std::string text_in_environment(const char* name) {
+  const char* text = std::getenv(name);
+  return text ? text : "";
+}
+
 std::optional<int> slurm_tasks() {
   return number_in_environment("SLURM_STEP_NUM_TASKS");
 }
@@ -45,10 +50,20 @@ Launch launch_of_environment() {
 }
 
 BatchJob batch_job_of_environment() {
-  if (const char* id = std::getenv("SLURM_JOB_ID")) {
-    return {fmt::format("slurm {}", id), number_in_environment("SLURM_RESTART_COUNT").value_or(0)};
+  auto chain = text_in_environment("MESHARD_CHAIN");
+  auto job = [&](const char* system, const std::string& id, std::optional<int> restarts) {
+    auto first = chain.empty() ? id : chain;
+    return BatchJob{fmt::format("{} {}", system, id), fmt::format("{} {}", system, first), restarts};
+  };
+  if (auto id = text_in_environment("SLURM_JOB_ID"); !id.empty()) {
+    auto task = text_in_environment("SLURM_ARRAY_TASK_ID");
+    if (!task.empty()) id = fmt::format("{}_{}", text_in_environment("SLURM_ARRAY_JOB_ID"), task);
+    return job("slurm", id, number_in_environment("SLURM_RESTART_COUNT").value_or(0));
   }
-  if (const char* id = std::getenv("PBS_JOBID")) return {fmt::format("pbs {}", id), {}};
+  if (auto id = text_in_environment("PBS_JOBID"); !id.empty()) {
+    bool interactive = text_in_environment("PBS_ENVIRONMENT") == "PBS_INTERACTIVE";
+    return job("pbs", id, interactive ? std::optional(0) : std::nullopt);
+  }
   return {};
 }
 

@@ -18,11 +18,13 @@ Launch launch_of_environment();
 
 /// The batch job that this process runs in.
 struct BatchJob {
-  std::string id;               ///< "slurm 1234", "pbs 12.server"; empty: none
-  std::optional<int> restarts;  ///< how often it was restarted; PBS does not say
+  std::string id;               ///< "slurm 1234", "slurm 1234_5" of an array, "pbs 12.server"; empty: none
+  std::string chain;            ///< the first job of its chain of successors; its own id where it has none
+  std::optional<int> restarts;  ///< how often it was restarted; PBS does not say, but never restarts an interactive job
 };
 
-/// Local. SLURM_JOB_ID and SLURM_RESTART_COUNT, or PBS_JOBID.
+/// Local. SLURM_JOB_ID (of an array SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID) and SLURM_RESTART_COUNT, or PBS_JOBID
+/// and PBS_ENVIRONMENT; MESHARD_CHAIN, which a job that submits its successor gives it.
 BatchJob batch_job_of_environment();
 
 /// Local. The guard to be called BEFORE MPI_Init: some builds of Open MPI abort inside it. Throws ConfigError with the

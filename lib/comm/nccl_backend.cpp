@@ -27,13 +27,23 @@ ncclDataType_t nccl_type(const at::Tensor& tensor) {
       return ncclInt32;
     case at::kLong:
       return ncclInt64;
-    default:
+    case at::kByte:
       return ncclUint8;
+    default:
+      throw ShapeError("nccl: not a dtype that travels");
   }
 }
 
 ncclRedOp_t nccl_op(ReduceOp op) {
-  return op == ReduceOp::Sum ? ncclSum : op == ReduceOp::Average ? ncclAvg : ncclMax;
+  switch (op) {
+    case ReduceOp::Sum:
+      return ncclSum;
+    case ReduceOp::Average:
+      return ncclAvg;
+    case ReduceOp::Max:
+      return ncclMax;
+  }
+  throw LogicError("unknown reduction");
 }
 
 /// Sends and receives of an all-to-all: `bytes[i]` with rank i, in rank order.

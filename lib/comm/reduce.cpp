@@ -52,18 +52,23 @@ inline T larger(T a, T b) {
 
 template <typename T, typename A>
 void fold_block(A* __restrict sum, const T* __restrict in, std::int64_t count, ReduceOp op) {
-  if (op == ReduceOp::Max) {
-    // The comparison is of T, not of A: A is unsigned for integers.
-    for (std::int64_t i = 0; i < count; ++i) {
-      if constexpr (std::is_integral_v<T>) {
-        sum[i] = static_cast<A>(larger(static_cast<T>(sum[i]), in[i]));
-      } else {
-        sum[i] = larger(sum[i], static_cast<A>(widen(in[i])));
+  switch (op) {
+    case ReduceOp::Sum:
+    case ReduceOp::Average:
+      for (std::int64_t i = 0; i < count; ++i) sum[i] += static_cast<A>(widen(in[i]));
+      return;
+    case ReduceOp::Max:
+      // The comparison is of T, not of A: A is unsigned for integers.
+      for (std::int64_t i = 0; i < count; ++i) {
+        if constexpr (std::is_integral_v<T>) {
+          sum[i] = static_cast<A>(larger(static_cast<T>(sum[i]), in[i]));
+        } else {
+          sum[i] = larger(sum[i], static_cast<A>(widen(in[i])));
+        }
       }
-    }
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) sum[i] += static_cast<A>(widen(in[i]));
+      return;
   }
+  throw LogicError("unknown reduction");
 }
 
 template <typename T>

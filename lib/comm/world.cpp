@@ -126,6 +126,11 @@ void World::abandon(const std::string& message, int code) {
   ::_exit(code);
 }
 
+bool World::all_end() {
+  MPI_Request request = MPI_REQUEST_NULL;
+  return MPI_Ibarrier(state_->failing->get(), &request) == MPI_SUCCESS && state_->soon(request);
+}
+
 void World::raise_together(const std::string& problem, ExitCode code) {
   auto any = at::empty({1}, at::kInt);
   *any.mutable_data_ptr<int>() = !problem.empty();

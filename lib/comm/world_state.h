@@ -22,7 +22,7 @@ struct World::State {
   std::unique_ptr<Watchdog> watchdog;
   std::optional<MpiEnvironment> environment;
   std::optional<MpiComm> world;
-  std::optional<MpiComm> failing;  ///< only abandon() uses it: whatever else is in flight does not disturb it
+  std::optional<MpiComm> failing;  ///< for ranks that an error ends: whatever else is in flight does not disturb it
   std::vector<RankPlace> places;
   int rank = 0;
   std::uint64_t launch = 0;

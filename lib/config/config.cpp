@@ -26,7 +26,8 @@ void collect(const YamlNode& section, const std::string& path, Written& written,
     auto child_path = path.empty() ? child.key : path + "." + child.key;
     const bool key = find_key(child_path) != nullptr, inner = is_section(child_path);
     if (!key && !inner) {
-      report.add(child.key_place, child_path, unknown_key(child_path));
+      // Looking for what was meant costs more than all the rest.
+      report.add(child.key_place, child_path, report.full() ? "unknown key" : unknown_key(child_path));
       continue;
     }
     // A section stands where its name does: what it lacks is reported there.
@@ -53,10 +54,11 @@ bool add_hugging_face(YamlNode& root, Report& report) {
   return section.has_value();
 }
 
-Config read_keys(const Written& written, bool model_known, Report& report) {
-  Config config;
+// Reads the keys whose path begins with `begin`.
+void read_keys(Config& config, const std::string& begin, const Written& written, bool model_known, Report& report) {
   for (const auto& row : key_table()) {
     const auto& path = row.doc.key;
+    if (!path.starts_with(begin)) continue;
     if (path.starts_with("model.moe.") && !config.model.moe) continue;
     if (auto found = written.find(path); found != written.end()) {
       if (!report.clean({path})) continue;
@@ -68,7 +70,14 @@ Config read_keys(const Written& written, bool model_known, Report& report) {
                                   row.doc.range, row.doc.text));
     }
   }
-  return config;
+}
+
+void note_data_files(Config& config, const Written& written, const Report& report) {
+  auto found = written.find("data.files");
+  if (found == written.end() || !report.clean({"data.files"})) return;
+  for (const auto& item : found->second.children) {
+    config.data.files_written_at.before.push_back(report.before_key(item.place));
+  }
 }
 
 std::string read_file(const std::filesystem::path& file) {
@@ -104,7 +113,9 @@ Config parse_config(const std::string& text, const std::string& name, const std:
   const bool model_known = add_hugging_face(root, report);
   Written written;
   collect(root, "", written, report);
-  auto config = read_keys(written, model_known, report);
+  Config config;
+  read_keys(config, "", written, model_known, report);
+  note_data_files(config, written, report);
   check_model(config, report);
   check_run(config, ranks, report);
   report.throw_if_any();
@@ -156,6 +167,31 @@ std::vector<ConfigChange> config_changes(const Config& from, const Config& to) {
         {key, a.value_or("absent"), b.value_or("absent"), key.starts_with("model.") && !steers_training.contains(key)});
   }
   return changes;
+}
+
+std::vector<ConfigChange> changes_from_hugging_face(const std::filesystem::path& file, const Config& config) {
+  Report report(file.string());
+  const Place whole_file{.line = 0};
+  report.note("", whole_file);
+  auto theirs = config;
+  theirs.model = {};
+  if (auto section = read_hugging_face(file.string(), whole_file, report)) {
+    section->key = "model";
+    YamlNode root;
+    root.kind = YamlNode::Kind::Map;
+    root.children.push_back(std::move(*section));
+    Written written;
+    collect(root, "", written, report);
+    read_keys(theirs, "model.", written, true, report);
+    check_model(theirs, report);
+  }
+  report.throw_if_any();
+  if (theirs.model.moe && config.model.moe) {
+    theirs.model.moe->expert_bias = config.model.moe->expert_bias;
+    theirs.model.moe->aux_loss = config.model.moe->aux_loss;
+    theirs.model.moe->z_loss_coeff = config.model.moe->z_loss_coeff;
+  }
+  return config_changes(theirs, config);
 }
 
 const std::vector<KeyDoc>& config_keys() {

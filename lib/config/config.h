@@ -129,11 +129,19 @@ struct LrScheduleConfig {
   bool operator==(const LrScheduleConfig&) const = default;
 };
 
+/// Where the entries of a list were written, for messages that only a run can give; no part of what a config says.
+struct WrittenAt {
+  std::vector<std::string> before;  ///< what a message about an entry begins with, before its key
+  bool operator==(const WrittenAt&) const { return true; }
+};
+
 struct DataConfig {
   enum class Type { Text, Indexed, Synthetic } type = Type::Text;
   std::vector<std::string> files;  ///< globs allowed; indexed: prefixes or .bin files
   double validation_fraction = 0.05;
   std::string tokenizer = "bytes";
+  enum class OnChange { Stop, Warn } on_change = OnChange::Stop;
+  WrittenAt files_written_at;  ///< of `files`, where the config was read
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -157,6 +165,7 @@ struct LoggingConfig {
 
 struct HealthConfig {
   enum class OnNonfinite { Stop, Skip } on_nonfinite = OnNonfinite::Stop;
+  std::int64_t max_skipped = 10;
   std::int64_t interval = 50;
   bool operator==(const HealthConfig&) const = default;
 };
@@ -222,6 +231,11 @@ struct ConfigChange {
 
 /// Local. In the order of the file.
 std::vector<ConfigChange> config_changes(const Config& from, const Config& to);
+
+/// Local. What changes from the model of a Hugging Face config.json to that of `config`, as in config_changes(). What the
+/// file does not say (expert bias, losses) is as in `config`. Throws ConfigError, with all problems, for a file that
+/// `model.from_hf` would refuse.
+std::vector<ConfigChange> changes_from_hugging_face(const std::filesystem::path& file, const Config& config);
 
 /// One row of the reference table: every key once.
 struct KeyDoc {

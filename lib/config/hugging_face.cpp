@@ -21,30 +21,23 @@ class Importer {
   Importer(const HuggingFaceFields& fields, const Place& place) : fields_(fields), place_(place) {}
 
   YamlNode model() {
-    const bool glm = fields_.glm();
-    auto section = empty_map();
-    for (const auto* name :
-         {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
-      copy(section, name, name);
+    auto section = empty_map(), moe = empty_map();
+    for (const auto& field : fields_.family().fields) {
+      constexpr std::string_view kMoe = "moe.";
+      const bool of_moe = field.key.starts_with(kMoe);
+      if (!field.key.empty()) copy(of_moe ? moe : section, field.key.substr(of_moe ? kMoe.size() : 0), field);
     }
     copy_heads(section);
-    copy(section, "max_position_embeddings", "max_position_embeddings",
-         glm              ? "131072"
-         : fields_.qwen() ? "32768"
-                          : "2048");
-    copy(section, "rope_theta", "rope_theta", "10000.0");
-    copy(section, "partial_rotary_factor", "partial_rotary_factor", glm ? "0.5" : "1.0");
     if (const auto& rope = fields_["rope_parameters"]; rope.is_object()) {
       copy_from(rope, section, "rope_theta");
       copy_from(rope, section, "partial_rotary_factor");
     }
-    copy(section, "rms_norm_eps", "rms_norm_eps", glm ? "1e-5" : "1e-6");
-    put(section, "use_qk_norm", fields_.qwen() ? "true" : "false");
-    if (glm) copy(section, "use_qk_norm", "use_qk_norm");
-    copy(section, "attention_bias", "attention_bias", "false");
-    copy(section, "tie_word_embeddings", "tie_word_embeddings", "false");
-    copy(section, "initializer_range", "initializer_range", "0.02");
-    if (fields_.has_experts()) add_child(section, "moe", glm ? glm_moe() : qwen_moe());
+    if (fields_.family().experts && !fields_.glm()) {
+      const auto* count = fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts";
+      if (fields_.has(count)) put(moe, "n_routed_experts", fields_[count]);
+      put(moe, "first_k_dense_replace", fields_.dense_layers());
+    }
+    if (fields_.family().experts) add_child(section, "moe", std::move(moe));
     return section;
   }
 
@@ -53,40 +46,16 @@ class Importer {
   void copy_heads(YamlNode& section) {
     const bool qwen = fields_.type() == "qwen3";
     const auto& shared = fields_["num_key_value_heads"];
-    if (!shared.is_null() || fields_.has_experts()) {
+    if (!shared.is_null() || fields_.family().experts) {
       put(section, "num_key_value_heads", shared);  // classes with experts take no null, and their default fits no file
     } else if (qwen && !fields_.has("num_key_value_heads")) {
-      put(section, "num_key_value_heads", "32");
+      put(section, "num_key_value_heads", 32);
     }
-    if (fields_.type() == "llama" && fields_["head_dim"].is_null()) return;
-    copy(section, "head_dim", "head_dim", qwen ? "128" : nullptr);
-  }
-
-  YamlNode glm_moe() {
-    auto moe = empty_map();
-    copy(moe, "n_routed_experts", "n_routed_experts");
-    copy(moe, "num_experts_per_tok", "num_experts_per_tok", "8");
-    copy(moe, "n_shared_experts", "n_shared_experts", "1");
-    copy(moe, "moe_intermediate_size", "moe_intermediate_size");
-    copy(moe, "first_k_dense_replace", "first_k_dense_replace", "1");
-    put(moe, "scoring_func", "sigmoid");
-    copy(moe, "n_group", "n_group", "1");
-    copy(moe, "topk_group", "topk_group", "1");
-    copy(moe, "norm_topk_prob", "norm_topk_prob", "true");
-    copy(moe, "routed_scaling_factor", "routed_scaling_factor", "1.0");
-    return moe;
-  }
-
-  YamlNode qwen_moe() {
-    auto moe = empty_map();
-    copy(moe, "n_routed_experts", fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts");
-    copy(moe, "num_experts_per_tok", "num_experts_per_tok", "8");
-    put(moe, "n_shared_experts", "0");
-    copy(moe, "moe_intermediate_size", "moe_intermediate_size");
-    put(moe, "first_k_dense_replace", std::to_string(fields_.dense_layers()));
-    put(moe, "scoring_func", "softmax");
-    copy(moe, "norm_topk_prob", "norm_topk_prob", "false");
-    return moe;
+    if (fields_.has("head_dim")) {
+      if (fields_.type() != "llama" || !fields_["head_dim"].is_null()) put(section, "head_dim", fields_["head_dim"]);
+    } else if (qwen) {
+      put(section, "head_dim", 128);
+    }
   }
 
   static YamlNode empty_map() {
@@ -117,26 +86,20 @@ class Importer {
     add_child(map, key, std::move(node));
   }
 
-  void put(YamlNode& map, const std::string& key, const char* plain) { put(map, key, std::string(plain)); }
-
-  void put(YamlNode& map, const std::string& key, const std::string& plain) {
-    YamlNode node;
-    node.kind = YamlNode::Kind::Scalar;
-    node.text = plain;
-    add_child(map, key, std::move(node));
-  }
-
   void copy_from(const json& from, YamlNode& map, const std::string& name) {
     auto found = from.find(name);
     if (found != from.end() && !found->is_null()) put(map, name, *found);
   }
 
   // A null is no default: the key that it becomes refuses it, as the newer classes do.
-  void copy(YamlNode& map, const std::string& key, const std::string& name, const char* default_value = nullptr) {
-    if (fields_.has(name)) {
-      put(map, key, fields_[name]);
-    } else if (default_value != nullptr) {
-      put(map, key, default_value);
+  void copy(YamlNode& map, std::string_view key, const HuggingFaceField& field) {
+    const std::string name(field.name);
+    if (field.use == HuggingFaceField::Use::Fixed) {
+      put(map, std::string(key), field.accepted.front());
+    } else if (fields_.has(name)) {
+      put(map, std::string(key), fields_[name]);
+    } else if (!field.default_value.is_null()) {
+      put(map, std::string(key), field.default_value);
     }
   }
 

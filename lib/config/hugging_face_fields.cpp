@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <set>
 #include <utility>
@@ -20,17 +22,16 @@ class Refusals {
       : fields_(fields), place_(place), report_(report) {}
 
   void all() {
+    for (const auto& [name, value] : fields_.all().items()) check_field(name, value);
     check_class();
     check_rope();
     check_window();
     check_layers("layer_types", 0, "", "full_attention");
-    expect("hidden_act", "silu");
-    expect("mlp_bias", false);
-    expect("attention_dropout", 0);
-    expect("quantization_config", nullptr);
-    if (!fields_.glm()) expect("use_qk_norm", fields_.qwen());
-    if (!fields_.has_experts()) return check_layers("mlp_layer_types", fields_.dense_layers(), "dense", "sparse");
-    check_experts();
+    check_layers("mlp_layer_types", fields_.dense_layers(), "dense", "sparse");
+    if (!fields_.family().experts) return;
+    check_expert_count();
+    if (fields_.glm()) return;
+    check_mlp_only_layers();
   }
 
  private:
@@ -47,51 +48,62 @@ class Refusals {
     if (!fine) refuse(fmt::format("{} cannot be honoured; expected {}", shown(name), expected));
   }
 
-  void expect(const std::string& name, const json& value) {
-    const auto& given = fields_[name];
-    refuse_unless(given.is_null() || given == value, name,
-                  fmt::format("{}{}", json_text(value), value.is_null() ? "" : " or no such field"));
+  void check_field(const std::string& name, const json& value) {
+    const auto* field = fields_.family().find(name);
+    if (field == nullptr) {
+      return refuse(
+          fmt::format("{} is not known of a {}, and may change what the model computes; take it out of the file if it "
+                      "does not",
+                      shown(name), fields_.type()));
+    }
+    if (field->use != HuggingFaceField::Use::Fixed || std::ranges::count(field->accepted, value) > 0) return;
+    std::string expected;
+    for (const auto& accepted : field->accepted) expected += json_text(accepted) + " or ";
+    refuse_unless(false, name, expected + "no such field");
   }
 
   void check_class() {
     const auto& classes = fields_["architectures"];
     bool fine = classes.is_null() || classes.is_array();
-    for (const auto& name : fine ? classes : json::array()) fine &= name == fields_.model_class();
+    for (const auto& name : fine ? classes : json::array()) fine &= name == fields_.family().model_class;
     refuse_unless(fine, "architectures",
-                  fmt::format("[\"{}\"], the class of model_type {}", fields_.model_class(), fields_.type()));
+                  fmt::format("[\"{}\"], the class of model_type {}", fields_.family().model_class, fields_.type()));
   }
 
   static bool is_plain_rope(const json& rope, const std::set<std::string>& numbers) {
     if (!rope.is_object()) return rope.is_null();
-    for (const auto& [name, value] : rope.items()) {
-      const bool type = name == "rope_type" || name == "type";
-      if (!value.is_null() && !(type ? value == "default" : numbers.contains(name) && value.is_number())) return false;
-    }
-    return true;
+    return std::ranges::all_of(rope.items(), [&](const auto& item) {
+      const bool type = item.key() == "rope_type" || item.key() == "type";
+      return type ? item.value() == "default" : numbers.contains(item.key()) && item.value().is_number();
+    });
   }
 
   void check_rope() {
     const auto &scaling = fields_["rope_scaling"], &rope = fields_["rope_parameters"];
-    refuse_unless(is_plain_rope(scaling, {}), "rope_scaling", "null, or nothing but the type default");
+    const bool empty = scaling.is_object() && scaling.empty();  // transformers 4 misses the type
+    refuse_unless(!empty && is_plain_rope(scaling, {}), "rope_scaling", "null, or nothing but the type default");
     refuse_unless(is_plain_rope(rope, {"rope_theta", "partial_rotary_factor"}), "rope_parameters",
                   "null, or the type default with nothing but rope_theta and partial_rotary_factor");
     refuse_unless(scaling.empty() || rope.empty(), "rope_scaling", "either it or rope_parameters");
-    if (!fields_.glm()) expect("partial_rotary_factor", 1);
     if (!rope.is_object()) return;
     if (!fields_.glm()) {
       const auto factor = rope.value("partial_rotary_factor", json());
       refuse_unless(factor.is_null() || factor == 1, "rope_parameters", "partial_rotary_factor 1 or no such field");
     }
-    // Transformers 4 reads the outer one, 5 the inner one.
+    if (fields_.of_transformers_5()) return;
     for (const auto* name : {"rope_theta", "partial_rotary_factor"}) {
       const auto inner = rope.value(name, json());
       refuse_unless(inner.is_null() || fields_[name].is_null() || inner == fields_[name], name,
-                    fmt::format("{} as in rope_parameters", json_text(inner)));
+                    fmt::format("{} as in rope_parameters, or a transformers_version of 5, which says that those hold",
+                                json_text(inner)));
     }
   }
 
   void check_window() {
     const auto& use = fields_["use_sliding_window"];
+    if (fields_.qwen() && fields_.has("use_sliding_window") && use.is_null()) {
+      return refuse_unless(false, "use_sliding_window", "true, false or no such field");
+    }
     // Qwen's windows are off by default, but have a default size.
     const bool off = use.is_null() ? fields_.qwen() : use == false;
     const bool window = fields_.has("sliding_window") ? !fields_["sliding_window"].is_null() : fields_.qwen();
@@ -117,34 +129,14 @@ class Refusals {
     }
   }
 
-  void check_experts() {
-    using Row = std::pair<const char*, json>;
-    const auto dense = fields_.dense_layers();
-    std::vector<Row> rows = {{"moe_layer_freq", 1}, {"kv_lora_rank", nullptr}, {"q_lora_rank", nullptr}};
-    if (fields_.glm()) {
-      rows.insert(rows.end(), {{"scoring_func", "sigmoid"}, {"topk_method", "noaux_tc"}});
-    } else {
-      rows.insert(rows.end(), {{"scoring_func", "softmax"},
-                               {"topk_method", "greedy"},
-                               {"n_group", 1},
-                               {"topk_group", 1},
-                               {"n_shared_experts", 0},
-                               {"shared_expert_intermediate_size", 0},
-                               {"routed_scaling_factor", 1},
-                               {"first_k_dense_replace", dense},
-                               {"decoder_sparse_step", 1}});
-      check_mlp_only_layers(dense);
-    }
-    for (const auto& [name, value] : rows) expect(name, value);
-    check_layers("mlp_layer_types", dense, "dense", "sparse");
-    check_expert_count();
-  }
-
-  void check_mlp_only_layers(std::size_t dense) {
+  void check_mlp_only_layers() {
     auto first = json::array();
-    for (std::size_t i = 0; i < dense; ++i) first.push_back(i);
+    for (std::size_t i = 0; i < fields_.dense_layers(); ++i) first.push_back(i);
     const auto& given = fields_["mlp_only_layers"];
     refuse_unless(given.is_null() || given == first, "mlp_only_layers", "the first layers: [0, 1, ..]");
+    const auto& replaced = fields_["first_k_dense_replace"];
+    refuse_unless(replaced.is_null() || replaced == first.size(), "first_k_dense_replace",
+                  fmt::format("{} or no such field", first.size()));
   }
 
   void check_expert_count() {
@@ -169,13 +161,9 @@ class Refusals {
 HuggingFaceFields::HuggingFaceFields(json root) : root_(std::move(root)) {
   const auto& type = (*this)["model_type"];
   type_ = type.is_string() ? type.get<std::string>() : has("model_type") ? "(not a text)" : "(none)";
-}
-
-std::string HuggingFaceFields::model_class() const {
-  if (type_ == "llama") return "LlamaForCausalLM";
-  if (type_ == "qwen3") return "Qwen3ForCausalLM";
-  if (type_ == "qwen3_moe") return "Qwen3MoeForCausalLM";
-  return glm() ? "Glm4MoeForCausalLM" : "";
+  const auto& families = hugging_face_families();
+  const auto found = std::ranges::find(families, type_, &HuggingFaceFamily::type);
+  if (found != families.end()) family_ = &*found;
 }
 
 const json& HuggingFaceFields::operator[](const std::string& name) const {
@@ -185,10 +173,15 @@ const json& HuggingFaceFields::operator[](const std::string& name) const {
 }
 
 std::size_t HuggingFaceFields::dense_layers() const {
-  if (!has_experts()) return std::numeric_limits<std::size_t>::max();
+  if (!family_->experts) return std::numeric_limits<std::size_t>::max();
   if (!glm()) return (*this)["mlp_only_layers"].is_array() ? (*this)["mlp_only_layers"].size() : 0;
   const auto& first = (*this)["first_k_dense_replace"];
   return first.is_number_unsigned() ? first.get<std::size_t>() : 1;
+}
+
+bool HuggingFaceFields::of_transformers_5() const {
+  const auto& version = (*this)["transformers_version"];
+  return version.is_string() && std::atoi(version.get_ref<const std::string&>().c_str()) >= 5;
 }
 
 void refuse_what_we_lack(const HuggingFaceFields& fields, const Place& place, Report& report) {

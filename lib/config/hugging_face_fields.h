@@ -1,11 +1,11 @@
 #pragma once
-// The fields of a Hugging Face config.json, and the refusal of those that Meshard cannot honour. What a class defaults
-// to and which fields it has: configuration_*.py of transformers 4.57.6 and 5.18.0.
+// The fields of one Hugging Face config.json, and the refusal of those that Meshard cannot honour.
 
 #include <cstddef>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "config/hugging_face_table.h"
 #include "config/report.h"
 
 namespace meshard {
@@ -17,27 +17,32 @@ class HuggingFaceFields {
 
   /// model_type, or what stands there instead, in brackets.
   const std::string& type() const { return type_; }
-  bool known_type() const { return !model_class().empty(); }
-  /// The name that `architectures` has for this type; empty for an unknown type.
-  std::string model_class() const;
+  bool known_type() const { return family_ != nullptr; }
+  /// Of a known type.
+  const HuggingFaceFamily& family() const { return *family_; }
   bool glm() const { return type_ == "glm4_moe"; }
   bool qwen() const { return type_ == "qwen3" || type_ == "qwen3_moe"; }
-  bool has_experts() const { return glm() || type_ == "qwen3_moe"; }
 
   bool has(const std::string& name) const { return root_.contains(name); }
   /// Null where the file has none.
   const nlohmann::json& operator[](const std::string& name) const;
+  const nlohmann::json& all() const { return root_; }
 
   /// How many layers, the first ones, have no experts. SIZE_MAX in a dense model.
   std::size_t dense_layers() const;
 
+  /// Whether transformers 5 or later wrote the file: it reads rope_parameters before the fields outside of it, which 4
+  /// reads alone.
+  bool of_transformers_5() const;
+
  private:
   nlohmann::json root_;
   std::string type_;
+  const HuggingFaceFamily* family_ = nullptr;
 };
 
 /// Local. Reports as problems of model.from_hf at `place` what the file asks for and Meshard, or the model class of its
-/// type, does not do, and what contradicts itself. The type must be known.
+/// type, does not do, what contradicts itself, and every field that is not in the table. The type must be known.
 void refuse_what_we_lack(const HuggingFaceFields& fields, const Place& place, Report& report);
 
 }  // namespace meshard

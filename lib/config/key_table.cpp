@@ -46,6 +46,7 @@ Key key(std::string path, Field field, Limits limits, std::string text) {
   auto allowed = words_allowed(value, limits);
   auto range = allowed.empty() ? limits.text() : fmt::format("{}", fmt::join(allowed, ", "));
   return {.doc = {path, type_name(value, limits), write_value(value, limits), range, std::move(text)},
+          .takes_text = takes_text(value, limits),
           .read = [=](Config& c, const YamlNode& node) { return read_value(node, limits, field(c)); },
           .write = [=](const Config& c) -> std::optional<std::string> { return write_value(field(c), limits); }};
 }
@@ -89,6 +90,7 @@ Key from_hf() {
   return {.doc = {"model.from_hf", "text", "none", "",
                   "path of a Hugging Face config.json (llama, qwen3, qwen3_moe, glm4_moe); its values are the defaults "
                   "of the other model keys"},
+          .takes_text = true,
           .read = [](Config&, const YamlNode& node) -> Outcome {
             std::string path;
             return read_value(node, {}, path);
@@ -243,6 +245,8 @@ void add_optimizer_and_data(std::vector<Key>& t) {
   t.push_back(key("data.validation_fraction", FIELD(data.validation_fraction), from_below(0, 1),
                   "share of each file, at its end, that is held out"));
   t.push_back(key("data.tokenizer", FIELD(data.tokenizer), words({"bytes"}), "how text becomes tokens"));
+  t.push_back(key("data.on_change", FIELD(data.on_change), {},
+                  "what a resume does whose files are not those of the checkpoint: refuse, or say so and go on"));
 }
 
 void add_the_rest(std::vector<Key>& t) {
@@ -260,6 +264,8 @@ void add_the_rest(std::vector<Key>& t) {
   t.push_back(key("logging.peak_tflops", FIELD(logging.peak_tflops), above(0),
                   "peak of one rank's device, TFLOP/s, for mfu; null: known devices only"));
   t.push_back(key("health.on_nonfinite", FIELD(health.on_nonfinite), {}, "stop the run, or skip the step"));
+  t.push_back(key("health.max_skipped", FIELD(health.max_skipped), at_least(1),
+                  "steps skipped in a row after which the run stops all the same"));
   t.push_back(key("health.interval", FIELD(health.interval), at_least(1),
                   "steps between checks that replicas are bitwise equal"));
   t.push_back(key("regression.fault", FIELD(regression.fault),

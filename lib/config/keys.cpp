@@ -17,7 +17,7 @@ std::string leaf_of(const std::string& path) {
 }
 
 // Every key and section, in the order of the file.
-std::vector<std::string> all_paths() {
+std::vector<std::string> make_paths() {
   std::vector<std::string> all;
   auto add = [&](const std::string& path) {
     if (!path.empty() && std::ranges::find(all, path) == all.end()) all.push_back(path);
@@ -29,6 +29,14 @@ std::vector<std::string> all_paths() {
   }
   return all;
 }
+
+const std::vector<std::string>& all_paths() {
+  static const auto paths = make_paths();
+  return paths;
+}
+
+// Twice as long as the longest key, a text is none with a slip in it.
+constexpr std::size_t kLongestSlip = 80;
 
 }  // namespace
 
@@ -44,8 +52,9 @@ bool is_section(const std::string& path) {
 }
 
 std::string unknown_key(const std::string& path) {
+  if (path.size() > kLongestSlip) return "unknown key; expected one of those that README lists";
   const auto leaf = leaf_of(path);
-  const auto paths = all_paths();
+  const auto& paths = all_paths();
   auto nearest_by = [&](auto distance) { return *std::ranges::min_element(paths, {}, distance); };
   auto whole = nearest_by([&](const std::string& p) { return edit_distance(p, path); });
   auto name = [&](const std::string& p) { return parent_of(p) == parent_of(path) ? leaf_of(p) : p; };

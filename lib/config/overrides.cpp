@@ -1,6 +1,9 @@
 #include "config/overrides.h"
 
+#include <fmt/format.h>
+
 #include "config/keys.h"
+#include "config/yaml_faults.h"
 
 namespace meshard {
 namespace {
@@ -27,6 +30,28 @@ YamlNode* make_path(YamlNode& root, const std::string& path, const Place& place)
   return node;
 }
 
+std::string without_blanks(const std::string& text) {
+  const auto begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
+  return begin == std::string::npos ? "" : text.substr(begin, end + 1 - begin);
+}
+
+YamlNode read_assigned(const std::string& path, const std::string& text, const Place& place, Report& report) {
+  const auto* key = find_key(path);
+  const auto bare = without_blanks(text);
+  const bool in_quotes = bare.starts_with('"') || bare.starts_with('\'');
+  if (key != nullptr && key->takes_text && !in_quotes && !is_null_word(bare)) {
+    YamlNode node;
+    node.kind = YamlNode::Kind::Scalar;
+    node.text = text;
+    node.quoted = true;
+    return node;
+  }
+  if (has_comment(text)) {
+    report.add(place, path, "a `#` after a blank would cut the value off; put the text that holds it in quotes");
+  }
+  return parse_yaml(text, report, path);
+}
+
 }  // namespace
 
 void apply_override(YamlNode& root, const std::string& assignment, Report& report) {
@@ -41,7 +66,12 @@ void apply_override(YamlNode& root, const std::string& assignment, Report& repor
     report.add(place, path, unknown_key(path));
     return;
   }
-  auto value = parse_yaml(assignment.substr(equals + 1), report, path);
+  const auto text = assignment.substr(equals + 1);
+  if (auto fault = foreign_byte(text)) {
+    report.add(place, path, fmt::format("{} (column {} of the value)", fault->what, fault->column));
+    return;
+  }
+  auto value = read_assigned(path, text, place, report);
   auto* node = report.clean({path}) ? make_path(root, path, place) : nullptr;
   if (node == nullptr) return;
   value.move_to(place);

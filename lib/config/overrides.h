@@ -1,5 +1,7 @@
 #pragma once
-// `--set a.b=value`: the value is YAML, and takes the place of what the file says.
+// `--set a.b=value` takes the place of what the file says. The value is all that follows the first `=`. For a key that
+// takes any text it is that text, whatever characters it has; only a text in quotes is read as YAML, and null is null.
+// For any other key it is YAML, without comments: a `#` would cut it.
 
 #include <string>
 

@@ -35,18 +35,26 @@ bool Report::clean(std::initializer_list<std::string_view> paths) const {
   return true;
 }
 
+std::string Report::heading(std::size_t problems) const {
+  return fmt::format("config error: {} problem{} in {}\n  ", problems, problems == 1 ? "" : "s", file_);
+}
+
+std::string Report::before_key(const Place& place) const {
+  return heading(1) + (place.override_key.empty() ? text_of(place) + "  " : "--set ");
+}
+
+std::string Report::text_of(const Place& place) const {
+  if (!place.override_key.empty()) return fmt::format("--set {}", shortened(place.override_key));
+  auto name = std::filesystem::path(file_).filename().string();
+  return place.line == 0 ? name : fmt::format("{}:{}:{}", name, place.line, place.column);
+}
+
 std::string Report::line_of(const Problem& problem) const {
   const auto& place = problem.place;
-  std::string line;
-  if (place.override_key.empty()) {
-    line = fmt::format("{}:{}:{}  ", std::filesystem::path(file_).filename().string(), place.line, place.column);
-    if (!problem.path.empty()) line += problem.path + ": ";
-  } else {
-    line = fmt::format("--set {}: ", place.override_key);
-    if (!problem.path.empty() && problem.path != place.override_key) line += problem.path + ": ";
-  }
+  auto line = text_of(place) + (place.override_key.empty() ? "  " : ": ");
+  if (!problem.path.empty() && problem.path != place.override_key) line += shortened(problem.path) + ": ";
   line += problem.what;
-  if (!place.via.empty()) line += fmt::format(" (read from {})", place.via);
+  if (!place.via.empty() && place.via != file_) line += fmt::format(" (read from {})", place.via);
   return line;
 }
 
@@ -56,9 +64,18 @@ void Report::throw_if_any() const {
   std::ranges::stable_sort(sorted, {}, [](const Problem& p) {
     return std::tuple(!p.place.override_key.empty(), p.place.line, p.place.column);
   });
-  auto message = fmt::format("config error: {} problem{} in {}", sorted.size(), sorted.size() == 1 ? "" : "s", file_);
-  for (const auto& problem : sorted) message += "\n  " + line_of(problem);
+  auto message = heading(sorted.size());
+  for (std::size_t i = 0; i < std::min(kShown, sorted.size()); ++i) message += (i ? "\n  " : "") + line_of(sorted[i]);
+  if (sorted.size() > kShown) message += fmt::format("\n  and {} more", sorted.size() - kShown);
   throw ConfigError(message);
+}
+
+std::string shortened(std::string_view text) {
+  constexpr std::size_t kLongest = 100;
+  if (text.size() <= kLongest) return std::string(text);
+  auto end = kLongest;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;  // not within a character
+  return fmt::format("{}..", text.substr(0, end));
 }
 
 }  // namespace meshard

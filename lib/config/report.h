@@ -10,7 +10,7 @@
 
 namespace meshard {
 
-/// Where a key or value was written: line and column of the file (from 1), or an override.
+/// Where a key or value was written: line and column of the file (from 1), or an override. Line 0: the whole file.
 struct Place {
   int line = 1;
   int column = 1;
@@ -38,7 +38,14 @@ class Report {
   /// Local. Whether none of these keys, nor a section around one, has a problem: only then may they be compared.
   bool clean(std::initializer_list<std::string_view> paths) const;
 
-  /// Local. Throws ConfigError with every problem, in the order of the file, overrides last. Nothing if there is none.
+  /// Local. Whether there are as many problems as a user is shown: of more it is enough to know how many.
+  bool full() const { return problems_.size() >= kShown; }
+
+  /// Local. All that a message of one problem has before its key: "config error: 1 problem in run.yaml", and the place.
+  std::string before_key(const Place& place) const;
+
+  /// Local. Throws ConfigError with every problem (the first kShown, and how many more), in the order of the file,
+  /// overrides last. Nothing if there is none.
   void throw_if_any() const;
 
  private:
@@ -47,6 +54,10 @@ class Report {
     std::string path;
     std::string what;
   };
+  static constexpr std::size_t kShown = 50;
+
+  std::string heading(std::size_t problems) const;
+  std::string text_of(const Place& place) const;
   std::string line_of(const Problem& problem) const;
 
   std::string file_;
@@ -54,5 +65,8 @@ class Report {
   std::set<std::string, std::less<>> bad_;
   std::vector<Problem> problems_;
 };
+
+/// Local. The beginning of a text too long to be shown whole, and `..`.
+std::string shortened(std::string_view text);
 
 }  // namespace meshard

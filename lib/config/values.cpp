@@ -8,6 +8,7 @@
 #include <charconv>
 #include <cmath>
 #include <concepts>
+#include <cstdlib>
 #include <regex>
 #include <utility>
 
@@ -47,10 +48,6 @@ bool is_bool_word(std::string text) {
   return text == "true" || text == "false" || text == "yes" || text == "no" || text == "on" || text == "off";
 }
 
-bool is_null_word(const std::string& text) {
-  return text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL";
-}
-
 bool reads_as_text(const std::string& text) {
   return !is_null_word(text) && !is_bool_word(text) && !is_real(text) && !is_odd_number(text);
 }
@@ -66,7 +63,7 @@ std::string describe(const YamlNode& node) {
     case YamlNode::Kind::Scalar:
       break;
   }
-  return node.quoted ? fmt::format("the text \"{}\"", node.text) : fmt::format("`{}`", node.text);
+  return fmt::format(fmt::runtime(node.quoted ? "the text \"{}\"" : "`{}`"), shortened(node.text));
 }
 
 std::string with_limits(const std::string& type, const Limits& limits) {
@@ -78,8 +75,8 @@ std::string with_limits(const std::string& type, const Limits& limits) {
 
 std::string wrong_type(const YamlNode& node, const std::string& expected) {
   if (node.kind == YamlNode::Kind::Scalar && !node.quoted && is_odd_number(node.text) && !is_real(node.text)) {
-    return fmt::format("`{}` is a number that YAML readers take differently; expected {}, in plain decimal", node.text,
-                       expected);
+    return fmt::format("{} is a number that YAML readers take differently; expected {}, in plain decimal",
+                       describe(node), expected);
   }
   if (node.kind == YamlNode::Kind::Null) return "has no value; expected " + expected;
   return fmt::format("{} is not what this key takes; expected {}", describe(node), expected);
@@ -87,6 +84,10 @@ std::string wrong_type(const YamlNode& node, const std::string& expected) {
 
 bool is_plain_scalar(const YamlNode& node) {
   return node.kind == YamlNode::Kind::Scalar && !node.quoted;
+}
+
+Outcome out_of_range(const YamlNode& node, const std::string& expected) {
+  return fmt::format("{} is out of range; expected {}", shortened(node.text), expected);
 }
 
 template <std::integral T>
@@ -97,14 +98,16 @@ Outcome read_whole(const YamlNode& node, const Limits& limits, T& out) {
     return {};
   }
   if (!is_plain_scalar(node) || !is_integer(node.text)) return wrong_type(node, expected);
+  constexpr auto kMost = std::is_same_v<T, std::int64_t> ? T{kLargest} : std::numeric_limits<T>::max();
   T value = 0;
   const auto* end = node.text.data() + node.text.size();
   auto [parsed, error] = std::from_chars(node.text.data(), end, value);
-  if (error != std::errc{} || parsed != end || !limits.contain(static_cast<double>(value))) {
-    return fmt::format("{} is out of range; expected {}", node.text, expected);
+  if ((error == std::errc::result_out_of_range && node.text[0] != '-') || std::cmp_greater(value, kMost)) {
+    const auto most = std::isfinite(limits.high) ? "" : fmt::format(", at most {}", kMost);
+    return fmt::format("{} is too large; expected {}{}", shortened(node.text), expected, most);
   }
-  if (std::is_same_v<T, std::int64_t> && std::cmp_greater(value, kLargest)) {
-    return fmt::format("{} is out of range; expected {}, at most {}", node.text, expected, kLargest);
+  if (error != std::errc{} || parsed != end || !limits.contain(static_cast<double>(value))) {
+    return out_of_range(node, expected);
   }
   out = value;
   return {};
@@ -112,8 +115,8 @@ Outcome read_whole(const YamlNode& node, const Limits& limits, T& out) {
 
 Outcome not_text(const YamlNode& node, const std::string& expected) {
   if (is_plain_scalar(node)) {
-    return fmt::format("`{}` is not a text in YAML; expected {}; if it is meant, quote it: \"{}\"", node.text, expected,
-                       node.text);
+    return fmt::format("{} is not a text in YAML; expected {}; if it is meant, quote it: \"{}\"", describe(node),
+                       expected, shortened(node.text));
   }
   return wrong_type(node, expected);
 }
@@ -123,6 +126,10 @@ bool is_text(const YamlNode& node) {
 }
 
 }  // namespace
+
+bool is_null_word(std::string_view text) {
+  return text.empty() || text == "~" || text == "null" || text == "Null" || text == "NULL";
+}
 
 bool Limits::contain(double value) const {
   return (low_open ? value > low : value >= low) && (high_open ? value < high : value <= high);
@@ -163,9 +170,15 @@ Outcome read_value(const YamlNode& node, const Limits& limits, double& out) {
   double value = 0;
   const auto* end = node.text.data() + node.text.size();
   auto [parsed, error] = std::from_chars(node.text.data(), end, value);
-  if (error != std::errc{} || parsed != end || !limits.contain(value)) {
-    return fmt::format("{} is out of range; expected {}", node.text, expected);
+  const auto digits = node.text.substr(0, node.text.find_first_of("eE"));
+  const bool zero = digits.find_first_of("123456789") == std::string::npos;
+  if (error == std::errc::result_out_of_range || (value == 0 && !zero)) {
+    // from_chars does not tell which of the two it is.
+    const bool large = std::abs(std::strtod(node.text.c_str(), nullptr)) > 1;
+    return fmt::format("{} is {} a 64-bit number can be ({}); expected {}", shortened(node.text),
+                       large ? "larger than" : "nearer to 0 than", large ? "1.8e308" : "4.9e-324", expected);
   }
+  if (error != std::errc{} || parsed != end || !limits.contain(value)) return out_of_range(node, expected);
   out = value;
   return {};
 }
@@ -174,6 +187,7 @@ Outcome read_value(const YamlNode& node, const Limits& limits, std::string& out)
   if (!limits.words.empty()) return read_word(node, limits.words, out);
   if (!is_text(node)) return not_text(node, "a text");
   if (node.text.empty()) return "is empty; expected a text";
+  if (node.text.find('\0') != std::string::npos) return "holds the character NUL, which no name can; expected a text";
   out = node.text;
   return {};
 }
@@ -224,10 +238,7 @@ Outcome read_value(const YamlNode& node, const Limits&, Dtype& out) {
   if (node.text == "fp16" || node.text == "float16" || node.text == "half") {
     return fmt::format("`{}` is not supported: its range needs loss scaling; expected fp32 or bf16", node.text);
   }
-  std::string text;
-  if (auto problem = read_word(node, all_words(Dtype{}), text)) return problem;
-  out = text == "fp32" ? Dtype::Fp32 : Dtype::Bf16;
-  return {};
+  return read_enum(node, out);
 }
 
 std::string write_value(bool value, const Limits& limits) {

@@ -27,6 +27,9 @@ struct Limits {
   std::string text() const;  ///< ">= 1", "[0, 1)"; empty if there are none
 };
 
+/// Local. What YAML reads as null where it stands alone: nothing, `~`, `null`.
+bool is_null_word(std::string_view text);
+
 /// What is wrong with a value, or nothing.
 using Outcome = std::optional<std::string>;
 
@@ -64,14 +67,26 @@ std::string type_name(double, const Limits& limits);
 std::string type_name(const std::string&, const Limits& limits);
 std::string type_name(const std::vector<std::string>&, const Limits& limits);
 
+/// Local. One of the enum's words.
 template <WordEnum E>
-Outcome read_value(const YamlNode& node, const Limits&, E& out) {
+Outcome read_enum(const YamlNode& node, E& out) {
   std::string text;
   if (auto problem = read_word(node, all_words(E{}), text)) return problem;
   for (const auto& [word, meaning] : words_of(E{})) {
     if (word == text) out = meaning;
   }
   return {};
+}
+
+template <WordEnum E>
+Outcome read_value(const YamlNode& node, const Limits&, E& out) {
+  return read_enum(node, out);
+}
+
+/// Local. Whether a key of this type takes any text, so that on a command line all that follows its `=` is the value.
+template <class T>
+bool takes_text(const T&, const Limits& limits) {
+  return (std::is_same_v<T, std::string> || std::is_same_v<T, std::optional<std::string>>) && limits.words.empty();
 }
 
 template <WordEnum E>

@@ -4,57 +4,153 @@
 
 namespace meshard {
 
-Words<Strategy> words_of(Strategy) {
-  return {{"ddp", Strategy::Ddp},   {"zero1", Strategy::Zero1}, {"zero2", Strategy::Zero2},
-          {"fsdp", Strategy::Fsdp}, {"hsdp", Strategy::Hsdp},   {"hfsdp", Strategy::Hfsdp}};
+// Each switch names every value, so that a compiler warns of a new one that has no word.
+
+std::string_view word_of(Strategy value) {
+  const auto index = static_cast<std::size_t>(value);
+  return index < kStrategyNames.size() ? kStrategyNames[index] : "";
 }
 
-Words<Dtype> words_of(Dtype) {
-  return {{"fp32", Dtype::Fp32}, {"bf16", Dtype::Bf16}};
+std::string_view word_of(Dtype value) {
+  switch (value) {
+    using enum Dtype;
+    case Fp32:
+      return "fp32";
+    case Bf16:
+      return "bf16";
+  }
+  return "";
 }
 
-Words<MoeConfig::Scoring> words_of(MoeConfig::Scoring) {
-  return {{"sigmoid", MoeConfig::Scoring::Sigmoid}, {"softmax", MoeConfig::Scoring::Softmax}};
+std::string_view word_of(MoeConfig::Scoring value) {
+  switch (value) {
+    using enum MoeConfig::Scoring;
+    case Sigmoid:
+      return "sigmoid";
+    case Softmax:
+      return "softmax";
+  }
+  return "";
 }
 
-Words<AuxLossConfig::Type> words_of(AuxLossConfig::Type) {
-  using enum AuxLossConfig::Type;
-  return {{"none", None}, {"switch", Switch}, {"sequence", Sequence}};
+std::string_view word_of(AuxLossConfig::Type value) {
+  switch (value) {
+    using enum AuxLossConfig::Type;
+    case None:
+      return "none";
+    case Switch:
+      return "switch";
+    case Sequence:
+      return "sequence";
+  }
+  return "";
 }
 
-Words<InitConfig::Device> words_of(InitConfig::Device) {
-  return {{"meta", InitConfig::Device::Meta}, {"cpu", InitConfig::Device::Cpu}};
+std::string_view word_of(InitConfig::Device value) {
+  switch (value) {
+    using enum InitConfig::Device;
+    case Meta:
+      return "meta";
+    case Cpu:
+      return "cpu";
+  }
+  return "";
 }
 
-Words<TrainConfig::Checkpointing> words_of(TrainConfig::Checkpointing) {
-  return {{"none", TrainConfig::Checkpointing::None}, {"full", TrainConfig::Checkpointing::Full}};
+std::string_view word_of(TrainConfig::Checkpointing value) {
+  switch (value) {
+    using enum TrainConfig::Checkpointing;
+    case None:
+      return "none";
+    case Full:
+      return "full";
+  }
+  return "";
 }
 
-Words<OptimizerConfig::Type> words_of(OptimizerConfig::Type) {
-  return {{"adamw", OptimizerConfig::Type::AdamW}, {"sgd", OptimizerConfig::Type::Sgd}};
+std::string_view word_of(OptimizerConfig::Type value) {
+  switch (value) {
+    using enum OptimizerConfig::Type;
+    case AdamW:
+      return "adamw";
+    case Sgd:
+      return "sgd";
+  }
+  return "";
 }
 
-Words<LrScheduleConfig::Type> words_of(LrScheduleConfig::Type) {
-  using enum LrScheduleConfig::Type;
-  return {{"constant", Constant}, {"linear", Linear}, {"cosine", Cosine}, {"wsd", Wsd}};
+std::string_view word_of(LrScheduleConfig::Type value) {
+  switch (value) {
+    using enum LrScheduleConfig::Type;
+    case Constant:
+      return "constant";
+    case Linear:
+      return "linear";
+    case Cosine:
+      return "cosine";
+    case Wsd:
+      return "wsd";
+  }
+  return "";
 }
 
-Words<DataConfig::Type> words_of(DataConfig::Type) {
-  using enum DataConfig::Type;
-  return {{"text", Text}, {"indexed", Indexed}, {"synthetic", Synthetic}};
+std::string_view word_of(DataConfig::Type value) {
+  switch (value) {
+    using enum DataConfig::Type;
+    case Text:
+      return "text";
+    case Indexed:
+      return "indexed";
+    case Synthetic:
+      return "synthetic";
+  }
+  return "";
 }
 
-Words<CheckpointConfig::OnError> words_of(CheckpointConfig::OnError) {
-  return {{"stop", CheckpointConfig::OnError::Stop}, {"continue", CheckpointConfig::OnError::Continue}};
+std::string_view word_of(DataConfig::OnChange value) {
+  switch (value) {
+    using enum DataConfig::OnChange;
+    case Stop:
+      return "stop";
+    case Warn:
+      return "warn";
+  }
+  return "";
 }
 
-Words<HealthConfig::OnNonfinite> words_of(HealthConfig::OnNonfinite) {
-  return {{"stop", HealthConfig::OnNonfinite::Stop}, {"skip", HealthConfig::OnNonfinite::Skip}};
+std::string_view word_of(CheckpointConfig::OnError value) {
+  switch (value) {
+    using enum CheckpointConfig::OnError;
+    case Stop:
+      return "stop";
+    case Continue:
+      return "continue";
+  }
+  return "";
 }
 
-Words<CommConfig::Backend> words_of(CommConfig::Backend) {
-  using enum CommConfig::Backend;
-  return {{"auto", Auto}, {"mpi", Mpi}, {"nccl", Nccl}};
+std::string_view word_of(HealthConfig::OnNonfinite value) {
+  switch (value) {
+    using enum HealthConfig::OnNonfinite;
+    case Stop:
+      return "stop";
+    case Skip:
+      return "skip";
+  }
+  return "";
+}
+
+std::string_view word_of(CommConfig::Backend value) {
+  switch (value) {
+    using enum CommConfig::Backend;
+    case Auto:
+      return "auto";
+    case Mpi:
+      return "mpi";
+    case Nccl:
+      return "nccl";
+  }
+  return "";
 }
 
 int edit_distance(std::string_view a, std::string_view b) {

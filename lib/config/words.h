@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -10,33 +11,34 @@
 
 namespace meshard {
 
-/// The words of each enum, in the order of the reference.
-template <class E>
-using Words = std::vector<std::pair<std::string_view, E>>;
-Words<Strategy> words_of(Strategy);
-Words<Dtype> words_of(Dtype);
-Words<MoeConfig::Scoring> words_of(MoeConfig::Scoring);
-Words<AuxLossConfig::Type> words_of(AuxLossConfig::Type);
-Words<InitConfig::Device> words_of(InitConfig::Device);
-Words<TrainConfig::Checkpointing> words_of(TrainConfig::Checkpointing);
-Words<OptimizerConfig::Type> words_of(OptimizerConfig::Type);
-Words<LrScheduleConfig::Type> words_of(LrScheduleConfig::Type);
-Words<DataConfig::Type> words_of(DataConfig::Type);
-Words<CheckpointConfig::OnError> words_of(CheckpointConfig::OnError);
-Words<HealthConfig::OnNonfinite> words_of(HealthConfig::OnNonfinite);
-Words<CommConfig::Backend> words_of(CommConfig::Backend);
+/// Local. How a value is written; empty for what is no value of the enum.
+std::string_view word_of(Strategy value);
+std::string_view word_of(Dtype value);
+std::string_view word_of(MoeConfig::Scoring value);
+std::string_view word_of(AuxLossConfig::Type value);
+std::string_view word_of(InitConfig::Device value);
+std::string_view word_of(TrainConfig::Checkpointing value);
+std::string_view word_of(OptimizerConfig::Type value);
+std::string_view word_of(LrScheduleConfig::Type value);
+std::string_view word_of(DataConfig::Type value);
+std::string_view word_of(DataConfig::OnChange value);
+std::string_view word_of(CheckpointConfig::OnError value);
+std::string_view word_of(HealthConfig::OnNonfinite value);
+std::string_view word_of(CommConfig::Backend value);
 
 template <class E>
-concept WordEnum = requires(E value) {
-  words_of(value);
+concept WordEnum = std::is_enum_v<E> && requires(E value) {
+  word_of(value);
 };
 
+/// Local. Every word with its value, in the order of the enum, which is that of the reference.
 template <WordEnum E>
-std::string_view word_of(E value) {
-  for (const auto& [word, meaning] : words_of(value)) {
-    if (meaning == value) return word;
+std::vector<std::pair<std::string_view, E>> words_of(E) {
+  std::vector<std::pair<std::string_view, E>> all;
+  for (int i = 0; !word_of(static_cast<E>(i)).empty(); ++i) {
+    all.emplace_back(word_of(static_cast<E>(i)), static_cast<E>(i));
   }
-  return "?";
+  return all;
 }
 
 template <WordEnum E>

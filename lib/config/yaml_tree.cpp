@@ -4,6 +4,10 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "config/yaml_faults.h"
 
 namespace meshard {
 namespace {
@@ -43,9 +47,13 @@ class Converter {
 
  private:
   bool room_for_one_more(const Place& place, int depth) {
-    if (++nodes_ <= kMaxNodes && depth <= kMaxDepth) return true;
+    const bool deep = depth > kMaxDepth;
+    if (++nodes_ <= kMaxNodes && !deep) return true;
     if (!overflowed_) {
-      report_.add(place, "", "nested too deeply or too large; is there an alias that contains itself?");
+      report_.add(place, "",
+                  fmt::format("{}; is there an alias that contains itself?",
+                              deep ? fmt::format("nested more than {} levels deep", kMaxDepth)
+                                   : fmt::format("more than {} values", kMaxNodes)));
     }
     overflowed_ = true;
     return false;
@@ -54,6 +62,7 @@ class Converter {
   void convert_map(const YAML::Node& from, YamlNode& node, const std::string& path, int depth) {
     node.kind = YamlNode::Kind::Map;
     std::vector<YamlNode> merged;
+    std::unordered_map<std::string, int> first_lines;
     for (const auto& entry : from) {
       auto key_place = place_of(entry.first.Mark());
       if (!entry.first.IsScalar()) {
@@ -70,8 +79,8 @@ class Converter {
       child.key = key;
       child.key_place = key_place;
       if (child.kind == YamlNode::Kind::Null) child.place = key_place;
-      if (const auto* first = node.find(key)) {
-        auto line = override_key_.empty() ? fmt::format("; first given at line {}", first->key_place.line) : "";
+      if (const auto [first, fresh] = first_lines.emplace(key, key_place.line); !fresh) {
+        auto line = override_key_.empty() ? fmt::format("; first given at line {}", first->second) : "";
         report_.add(key_place, child_path, fmt::format("duplicate key{}; keep one", line));
       } else {
         node.children.push_back(std::move(child));
@@ -116,6 +125,13 @@ void YamlNode::move_to(const Place& to) {
 
 YamlNode parse_yaml(const std::string& text, Report& report, const std::string& override_key) {
   Converter converter(report, override_key);
+  auto add = [&](const TextFault& fault) {
+    report.add({fault.line, fault.column, override_key, ""}, override_key, fault.what);
+  };
+  if (auto fault = foreign_byte(text)) {
+    add(*fault);
+    return {};
+  }
   try {
     auto documents = YAML::LoadAll(text);
     if (documents.empty()) return {};
@@ -125,17 +141,18 @@ YamlNode parse_yaml(const std::string& text, Report& report, const std::string& 
     }
     return converter.convert(documents[0], override_key, 0);
   } catch (const YAML::Exception& error) {
-    report.add(converter.place_of(error.mark), override_key, fmt::format("not valid YAML: {}", error.msg));
+    add(explain(error, text));
     return {};
   }
 }
 
 void merge_missing(YamlNode& into, const YamlNode& defaults, int depth) {
+  std::unordered_set<std::string> present;
+  for (const auto& child : into.children) present.insert(child.key);
   for (const auto& child : defaults.children) {
-    auto* mine = into.find(child.key);
-    if (mine == nullptr) {
+    if (present.insert(child.key).second) {
       into.children.push_back(child);
-    } else if (depth > 0 && mine->kind == YamlNode::Kind::Map && child.kind == YamlNode::Kind::Map) {
+    } else if (auto* mine = depth > 0 ? into.find(child.key) : nullptr; mine != nullptr && mine->kind == YamlNode::Kind::Map && child.kind == YamlNode::Kind::Map) {
       merge_missing(*mine, child, depth - 1);
     }
   }

@@ -3,9 +3,25 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "data/kinds.h"
 
 namespace meshard {
+
+std::uint64_t fingerprint(std::span<const unsigned char> content) {
+  constexpr std::size_t kBlock = 64 << 10, kBlocks = 8;
+  auto hash = mix64(content.size());
+  auto add = [&](std::span<const unsigned char> block) {
+    hash = mix64(hash ^ hash_text({reinterpret_cast<const char*>(block.data()), block.size()}));
+  };
+  if (content.size() <= kBlocks * kBlock) {
+    add(content);
+  } else {
+    auto last = content.size() - kBlock;
+    for (std::size_t i = 0; i < kBlocks; ++i) add(content.subspan(last * i / (kBlocks - 1), kBlock));
+  }
+  return hash;
+}
 
 std::unique_ptr<Corpus> open_corpus(const CorpusOptions& options) {
   if (options.seq_len < 1) throw ArgumentError(fmt::format("seq_len is {}; it must be at least 1", options.seq_len));

@@ -38,7 +38,22 @@ struct CorpusOptions {
   std::int64_t seq_len = 0;
   std::int64_t vocab_size = 0;
   std::uint64_t seed = 0;  ///< synthetic only: the chain and its draws
+  /// What a message about the files of each pattern begins with: where it was written. May have fewer entries.
+  std::vector<std::string> before_messages = {};
 };
+
+/// A file of a corpus, as far as a later start needs it to tell whether it is the same.
+struct DataFile {
+  std::string name;        ///< without its folder: data may move
+  std::int64_t bytes = 0;  ///< of its content: the text that a .gz holds, the .bin of an indexed pair
+  std::int64_t tokens = 0;
+  std::uint64_t fingerprint = 0;  ///< of the content
+};
+
+/// Local. A stable hash of the size and, of content beyond 512 KiB, of eight blocks of 64 KiB: the first, the last, and
+/// six evenly between them; of less, of all of it. So it is cheap for files of any size, and blind to a change that
+/// keeps the size and lies between those blocks.
+std::uint64_t fingerprint(std::span<const unsigned char> content);
 
 class Corpus {
  public:
@@ -55,6 +70,9 @@ class Corpus {
   virtual void train_sample(std::int64_t index, std::span<std::int64_t> tokens) const = 0;
   /// Local. The same for held-out window `index`, in [0, eval_samples()).
   virtual void eval_sample(std::int64_t index, std::span<std::int64_t> tokens) const = 0;
+
+  /// Local. The files, in the order of their samples; none for synthetic data. Reads what fingerprint() says of each.
+  virtual std::vector<DataFile> files() const = 0;
 
   /// Local. Whether a token is a byte, so that loss / ln 2 is bits per byte.
   virtual bool is_bytes() const = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -40,8 +41,17 @@ void FileCorpus::add_file(const std::filesystem::path& path, std::int64_t tokens
                     path.string(), tokens, tokens - held_out, seq_len_ + 1));
   }
   eval_.add(tokens - held_out, tokens);
-  tokens_ += tokens;
-  ++files_;
+  names_.push_back(path.filename().string());
+  tokens_.push_back(tokens);
+}
+
+std::vector<DataFile> FileCorpus::files() const {
+  std::vector<DataFile> files;
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    auto bytes = content(i);
+    files.push_back({names_[i], std::ssize(bytes), tokens_[i], fingerprint(bytes)});
+  }
+  return files;
 }
 
 void FileCorpus::train_sample(std::int64_t index, std::span<std::int64_t> tokens) const {
@@ -62,8 +72,9 @@ void FileCorpus::read_window(const Windows& windows, std::int64_t index, std::sp
 }
 
 std::string FileCorpus::describe() const {
-  return fmt::format("{}: {} file{}, {} tokens, {} training and {} held-out samples of {}", kind(), files_,
-                     files_ == 1 ? "" : "s", tokens_, train_.count(), eval_.count(), seq_len_);
+  auto tokens = std::accumulate(tokens_.begin(), tokens_.end(), std::int64_t{0});
+  return fmt::format("{}: {} file{}, {} tokens, {} training and {} held-out samples of {}", kind(), names_.size(),
+                     names_.size() == 1 ? "" : "s", tokens, train_.count(), eval_.count(), seq_len_);
 }
 
 }  // namespace meshard

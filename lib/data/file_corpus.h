@@ -41,6 +41,7 @@ class FileCorpus : public Corpus {
   std::int64_t eval_samples() const override { return eval_.count(); }
   void train_sample(std::int64_t index, std::span<std::int64_t> tokens) const override;
   void eval_sample(std::int64_t index, std::span<std::int64_t> tokens) const override;
+  std::vector<DataFile> files() const override;
   std::string describe() const override;
 
  protected:
@@ -49,6 +50,8 @@ class FileCorpus : public Corpus {
 
   /// Local. Reads tokens.size() tokens of a file from token `first` on.
   virtual void read(std::size_t file, std::int64_t first, std::span<std::int64_t> tokens) const = 0;
+  /// Local. All of a file, as fingerprint() wants it.
+  virtual std::span<const unsigned char> content(std::size_t file) const = 0;
   /// Local. What a start-up table calls it: "text (bytes)".
   virtual std::string kind() const = 0;
 
@@ -57,8 +60,8 @@ class FileCorpus : public Corpus {
 
   std::int64_t seq_len_;
   double validation_fraction_;
-  std::int64_t files_ = 0;
-  std::int64_t tokens_ = 0;
+  std::vector<std::string> names_;    // per file: its name, without its folder
+  std::vector<std::int64_t> tokens_;  // per file
   Windows train_;
   Windows eval_;
 };

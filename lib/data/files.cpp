@@ -50,20 +50,32 @@ struct Descriptor {
 };
 }  // namespace
 
-std::vector<std::filesystem::path> expand_files(const std::vector<std::string>& patterns) {
-  if (patterns.empty()) throw ConfigError("data.files: empty; name at least one file");
-  std::vector<std::filesystem::path> files;
+void for_each_file(const CorpusOptions& options, const std::function<void(const std::filesystem::path&)>& visit) {
+  if (options.files.empty()) throw ConfigError("data.files: empty; name at least one file");
+  std::vector<std::pair<std::filesystem::path, std::size_t>> files;  // with the number of its pattern
   std::set<std::filesystem::path> seen;
-  for (const auto& pattern : patterns) {
-    for (const auto& name : matches_of(pattern)) {
-      std::error_code unreadable;  // said, with its reason, where the file is opened
-      if (std::filesystem::is_directory(name, unreadable)) refuse_folder(name);
-      std::filesystem::path identity = std::filesystem::weakly_canonical(name, unreadable);
-      if (unreadable) identity = name;
-      if (seen.insert(identity).second) files.emplace_back(name);
+  auto of_pattern = [&](std::size_t pattern, auto work) {
+    try {
+      work();
+    } catch (const ConfigError& error) {
+      const auto& before = options.before_messages;
+      throw ConfigError((pattern < before.size() ? before[pattern] : "") + error.what());
     }
+  };
+  for (std::size_t pattern = 0; pattern < options.files.size(); ++pattern) {
+    of_pattern(pattern, [&] {
+      for (const auto& name : matches_of(options.files[pattern])) {
+        std::error_code unreadable;  // said, with its reason, where the file is opened
+        if (std::filesystem::is_directory(name, unreadable)) refuse_folder(name);
+        std::filesystem::path identity = std::filesystem::weakly_canonical(name, unreadable);
+        if (unreadable) identity = name;
+        if (seen.insert(identity).second) files.emplace_back(name, pattern);
+      }
+    });
   }
-  return files;
+  for (const auto& [path, pattern] : files) {
+    of_pattern(pattern, [&] { visit(path); });
+  }
 }
 
 MappedFile::MappedFile(const std::filesystem::path& path) {

@@ -51,6 +51,7 @@ void load(const TokenFile& file, std::int64_t first, std::span<std::int64_t> tok
     case TokenType::I64:
       return widen<std::int64_t>(from, tokens);
   }
+  throw ArgumentError("unknown token type");
 }
 
 /// Throws Failure for the first of `tokens`, which begin at token `first` of the file, that is outside the vocabulary.
@@ -65,13 +66,13 @@ void check(const TokenFile& file, std::int64_t first, std::span<const std::int64
                   file.path.string(), at * bytes_of(file.type), at, *bad, vocab_size));
 }
 
-/// Paths of .bin files, from prefixes (Megatron's --data-path), .bin or .idx files.
-std::vector<std::string> bin_patterns(std::vector<std::string> patterns) {
-  for (auto& pattern : patterns) {
+/// With paths of .bin files, from prefixes (Megatron's --data-path), .bin or .idx files.
+CorpusOptions of_bin_files(CorpusOptions options) {
+  for (auto& pattern : options.files) {
     if (pattern.ends_with(".idx")) pattern.resize(pattern.size() - 4);
     if (!pattern.ends_with(".bin")) pattern += ".bin";
   }
-  return patterns;
+  return options;
 }
 
 TokenFile open_tokens(const std::filesystem::path& path) {
@@ -91,11 +92,11 @@ TokenFile open_tokens(const std::filesystem::path& path) {
 class IndexedCorpus : public FileCorpus {
  public:
   explicit IndexedCorpus(const CorpusOptions& options) : FileCorpus(options), vocab_size_(options.vocab_size) {
-    for (const auto& path : expand_files(bin_patterns(options.files))) {
+    for_each_file(of_bin_files(options), [this](const std::filesystem::path& path) {
       files_.push_back(open_tokens(path));
       add_file(path, files_.back().tokens);
       check_beginning(files_.back());
-    }
+    });
   }
 
   bool is_bytes() const override { return false; }
@@ -105,6 +106,8 @@ class IndexedCorpus : public FileCorpus {
     load(files_[file], first, tokens);
     check<IoError>(files_[file], first, tokens, vocab_size_);
   }
+
+  std::span<const unsigned char> content(std::size_t file) const override { return files_[file].data.bytes(); }
 
   std::string kind() const override {
     std::int64_t documents = 0;

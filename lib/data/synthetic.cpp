@@ -37,6 +37,7 @@ class SyntheticCorpus : public Corpus {
     fill(kEval, index, kEvalSamples, tokens);
   }
 
+  std::vector<DataFile> files() const override { return {}; }
   bool is_bytes() const override { return false; }
 
   std::string describe() const override {

@@ -65,10 +65,10 @@ TextFile::TextFile(const std::filesystem::path& path) : mapped_(path) {
 class TextCorpus : public FileCorpus {
  public:
   explicit TextCorpus(const CorpusOptions& options) : FileCorpus(options) {
-    for (const auto& path : expand_files(options.files)) {
+    for_each_file(options, [this](const std::filesystem::path& path) {
       files_.emplace_back(path);
       add_file(path, static_cast<std::int64_t>(files_.back().bytes().size()) + 1);
-    }
+    });
   }
 
   bool is_bytes() const override { return true; }
@@ -81,6 +81,7 @@ class TextCorpus : public FileCorpus {
     if (count < tokens.size()) tokens[count] = kEndOfDocument;
   }
 
+  std::span<const unsigned char> content(std::size_t file) const override { return files_[file].bytes(); }
   std::string kind() const override { return "text (bytes)"; }
 
  private:

@@ -26,7 +26,13 @@ constexpr ModelClass kLlama{"LlamaForCausalLM", "llama"};
 
 const ModelClass& class_of(const HfModel& model) {
   if (!model.moe) return model.decoder.use_qk_norm ? kQwen : kLlama;
-  return model.moe->scoring == MoeOptions::Scoring::Sigmoid ? kGlm : kQwenMoe;
+  switch (model.moe->scoring) {
+    case MoeOptions::Scoring::Sigmoid:
+      return kGlm;
+    case MoeOptions::Scoring::Softmax:
+      return kQwenMoe;
+  }
+  throw LogicError("unknown scoring function");
 }
 
 void refuse_unless(Reasons& reasons, bool fine, std::string reason) {

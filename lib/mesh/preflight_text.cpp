@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
 #include "base/number_ranges.h"
 #include "mesh/placement_check.h"
 #include "mesh/preflight.h"
@@ -15,7 +16,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 const char* backend_name(Backend backend) {
-  return backend == Backend::Nccl ? "nccl" : "mpi";
+  switch (backend) {
+    case Backend::Auto:
+      return "auto";
+    case Backend::Mpi:
+      return "mpi";
+    case Backend::Nccl:
+      return "nccl";
+  }
+  throw LogicError("unknown backend");
 }
 
 std::string size_text(std::int64_t bytes) {

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "moe/selection.h"
 
 namespace meshard {
@@ -21,14 +22,15 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor scores_of_logits(const at::Tensor& logits, const MoeOptions& options) {
-  return options.scoring == MoeOptions::Scoring::Sigmoid ? at::sigmoid(logits) : at::softmax(logits, 1);
-}
-
 // A bare sigmoid would let the router shrink its loss by shrinking every score.
 at::Tensor probabilities_of(const at::Tensor& scores, const MoeOptions& options) {
-  if (options.scoring == MoeOptions::Scoring::Softmax) return scores;
-  return scores / (at::sum(scores, 1, /*keepdim=*/true) + 1e-20);
+  switch (options.scoring) {
+    case MoeOptions::Scoring::Softmax:
+      return scores;
+    case MoeOptions::Scoring::Sigmoid:
+      return scores / (at::sum(scores, 1, /*keepdim=*/true) + 1e-20);
+  }
+  throw LogicError("unknown scoring function");
 }
 
 /// [sequences, experts]: pairs of each sequence's tokens with their K largest unbiased, ungrouped scores.
@@ -51,6 +53,16 @@ struct AttachLossFunction : torch::autograd::Function<AttachLossFunction> {
 };
 
 }  // namespace
+
+at::Tensor scores_of_logits(const at::Tensor& logits, const MoeOptions& options) {
+  switch (options.scoring) {
+    case MoeOptions::Scoring::Sigmoid:
+      return at::sigmoid(logits);
+    case MoeOptions::Scoring::Softmax:
+      return at::softmax(logits, 1);
+  }
+  throw LogicError("unknown scoring function");
+}
 
 at::Tensor switch_loss(const at::Tensor& logits, const at::Tensor& counts, const MoeOptions& options) {
   const auto tokens = std::max<std::int64_t>(1, logits.size(0));

@@ -8,6 +8,9 @@
 
 namespace meshard {
 
+/// Local. The scores by which experts are chosen: sigmoid of the logits, or their softmax over the experts.
+at::Tensor scores_of_logits(const at::Tensor& logits, const MoeOptions& options);
+
 /// Local. Switch Transformer's (Fedus et al. 2021) over all tokens given, one microbatch of one rank:
 /// experts * sum_i f_i P_i, f_i = counts_i / (tokens K) [counts: int64, pairs chosen], P_i = mean over tokens of the
 /// probabilities: softmax(z), or sigmoid(z) normalised by its sum + 1e-20. A scalar.

@@ -6,8 +6,6 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/BFloat16.h>
@@ -75,6 +73,18 @@ void check_tokens(const at::Tensor& x, std::int64_t hidden_size, std::int64_t se
                   hidden_size, fmt::join(x.sizes(), " x "), seq_len, hidden_size));
 }
 
+// [tokens, 1]. Sigmoids can all be 0, so their sum has the guard that Hugging Face's models have.
+at::Tensor sum_of_weights(const at::Tensor& weights, MoeOptions::Scoring scoring) {
+  const auto sum = at::sum(weights, 1, /*keepdim=*/true);
+  switch (scoring) {
+    case MoeOptions::Scoring::Sigmoid:
+      return sum + 1e-20;
+    case MoeOptions::Scoring::Softmax:
+      return sum;
+  }
+  throw LogicError("unknown scoring function");
+}
+
 // As a bf16 counter counts: from 256 on, +1 rounds back.
 void count_in_bf16(std::int64_t& count) {
   count = static_cast<std::int64_t>(static_cast<float>(c10::BFloat16(static_cast<float>(count)) + c10::BFloat16(1.0f)));
@@ -98,7 +108,7 @@ Router::Router(const MoeOptions& options, int layer, const MoePass& pass, const 
 Routing Router::route(const at::Tensor& x, std::int64_t seq_len) {
   check_tokens(x, options_.hidden_size, seq_len);
   const auto logits = (*this)(x);
-  const auto scores = options_.scoring == MoeOptions::Scoring::Sigmoid ? at::sigmoid(logits) : at::softmax(logits, 1);
+  const auto scores = scores_of_logits(logits, options_);
   const auto chosen = computed_once([&] { return choose(scores); });
   const auto weights = weights_of(scores, chosen);
   const auto ids = options_.capacity_factor ? computed_once([&] { return within_capacity(chosen, weights); }) : chosen;
@@ -133,8 +143,7 @@ at::Tensor Router::weights_of(const at::Tensor& scores, const at::Tensor& chosen
   const bool biased = options_.fault == Fault::WeightsFromBiasedScores && options_.expert_bias;
   auto weights = at::gather(biased ? scores + bias_on(scores) : scores, 1, chosen.to(scores.device()));
   if (options_.norm_topk_prob) {
-    const auto sum = at::sum(weights, 1, /*keepdim=*/true);
-    weights = weights / (options_.scoring == MoeOptions::Scoring::Sigmoid ? sum + 1e-20 : sum);
+    weights = weights / sum_of_weights(weights, options_.scoring);
   }
   return options_.routed_scaling_factor == 1.0 ? weights : weights * options_.routed_scaling_factor;
 }
@@ -169,12 +178,17 @@ at::Tensor Router::with_losses(const at::Tensor& weights, const at::Tensor& logi
     if (!in_recomputation()) value += scaled.item<double>();
     total = total.defined() ? total + scaled : scaled;
   };
-  const auto aux = options_.aux_loss_coeff > 0.0 ? options_.aux_loss : MoeOptions::AuxLoss::None;
-  if (aux == MoeOptions::AuxLoss::Switch) {
-    const auto loads = at::bincount(chosen.view({-1}), {}, options_.n_routed_experts);
-    add(switch_loss(logits, loads, options_), options_.aux_loss_coeff * logits.size(0), tally_.aux_loss);
-  } else if (aux == MoeOptions::AuxLoss::Sequence) {
-    add(sequence_loss(logits, seq_len, options_), options_.aux_loss_coeff * seq_len, tally_.aux_loss);
+  switch (options_.aux_loss_coeff > 0.0 ? options_.aux_loss : MoeOptions::AuxLoss::None) {
+    case MoeOptions::AuxLoss::None:
+      break;
+    case MoeOptions::AuxLoss::Switch: {
+      const auto loads = at::bincount(chosen.view({-1}), {}, options_.n_routed_experts);
+      add(switch_loss(logits, loads, options_), options_.aux_loss_coeff * logits.size(0), tally_.aux_loss);
+      break;
+    }
+    case MoeOptions::AuxLoss::Sequence:
+      add(sequence_loss(logits, seq_len, options_), options_.aux_loss_coeff * seq_len, tally_.aux_loss);
+      break;
   }
   if (options_.z_loss_coeff > 0.0) add(z_loss(logits), options_.z_loss_coeff, tally_.z_loss);
   return total.defined() ? attach_loss(weights, total) : weights;

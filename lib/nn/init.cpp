@@ -64,10 +64,13 @@ void fill_initial(at::Tensor rows_flat, const Init& init, std::uint64_t seed, st
   dispatch_kernel(rows_flat, "fill_initial", [&]<class T>() {
     auto* to = rows_flat.mutable_data_ptr<T>();
     at::parallel_for(0, rows_flat.numel(), kParallelGrain, [&](std::int64_t first, std::int64_t last) {
-      if (init.kind == Init::Kind::Constant) {
-        std::fill(to + first, to + last, static_cast<T>(static_cast<float>(init.value)));
-      } else {
-        fill_normal(to + first, init.value, seed, fqn_hash, begin + first, begin + last);
+      switch (init.kind) {
+        case Init::Kind::Constant:
+          std::fill(to + first, to + last, static_cast<T>(static_cast<float>(init.value)));
+          break;
+        case Init::Kind::Normal:
+          fill_normal(to + first, init.value, seed, fqn_hash, begin + first, begin + last);
+          break;
       }
     });
   });

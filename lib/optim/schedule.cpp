@@ -13,6 +13,20 @@ namespace meshard {
 namespace {
 using Type = ScheduleOptions::Type;
 
+// Of what lies between lr and min_lr: all at progress 0, nothing at 1.
+double kept(Type type, double progress) {
+  switch (type) {
+    case Type::Constant:
+      return 1.0;
+    case Type::Linear:
+    case Type::Wsd:
+      return 1.0 - progress;
+    case Type::Cosine:
+      return 0.5 * (1.0 + std::cos(std::numbers::pi * progress));
+  }
+  throw LogicError("unknown schedule of learning rates");
+}
+
 struct Decay {
   std::int64_t begin = 0;
   std::int64_t steps = 0;
@@ -38,10 +52,8 @@ double learning_rate(const ScheduleOptions& options, std::int64_t step) {
   if (step < options.warmup_steps) {
     return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
   }
-  if (options.type == Type::Constant) return options.lr;
-  double progress = decay_of(options).progress(step);
-  double kept = options.type == Type::Cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
-  return options.min_lr + (options.lr - options.min_lr) * kept;
+  if (options.type == Type::Constant) return options.lr;  // to the bit
+  return options.min_lr + (options.lr - options.min_lr) * kept(options.type, decay_of(options).progress(step));
 }
 
 }  // namespace meshard

@@ -3,12 +3,13 @@
 #include <algorithm>
 
 #include "nn/cross_entropy.h"
+#include "plan/assemble.h"
 
 namespace meshard {
 
 std::int64_t activation_bytes(const Config& config) {
   auto& model = config.model;
-  std::int64_t element = config.precision.param == Dtype::Bf16 ? 2 : 4;
+  auto element = static_cast<std::int64_t>(at::elementSize(scalar_type(config.precision.param)));
   auto tokens = config.train.micro_batch_size * config.train.seq_len;
   auto hidden = model.hidden_size * element;
   auto query = model.num_attention_heads * model.head_dim * element;

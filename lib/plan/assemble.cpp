@@ -11,8 +11,40 @@ MeshShape mesh_shape(const Config& config, int ranks) {
 }
 
 at::ScalarType scalar_type(Dtype dtype) {
-  return dtype == Dtype::Bf16 ? at::kBFloat16 : at::kFloat;
+  switch (dtype) {
+    case Dtype::Fp32:
+      return at::kFloat;
+    case Dtype::Bf16:
+      return at::kBFloat16;
+  }
+  throw LogicError("unknown dtype");
 }
+
+namespace {
+
+MoeOptions::Scoring scoring_of(MoeConfig::Scoring scoring) {
+  switch (scoring) {
+    case MoeConfig::Scoring::Sigmoid:
+      return MoeOptions::Scoring::Sigmoid;
+    case MoeConfig::Scoring::Softmax:
+      return MoeOptions::Scoring::Softmax;
+  }
+  throw LogicError("unknown scoring function");
+}
+
+MoeOptions::AuxLoss aux_loss_of(AuxLossConfig::Type type) {
+  switch (type) {
+    case AuxLossConfig::Type::None:
+      return MoeOptions::AuxLoss::None;
+    case AuxLossConfig::Type::Switch:
+      return MoeOptions::AuxLoss::Switch;
+    case AuxLossConfig::Type::Sequence:
+      return MoeOptions::AuxLoss::Sequence;
+  }
+  throw LogicError("unknown auxiliary loss");
+}
+
+}  // namespace
 
 DecoderConfig decoder_config(const Config& config) {
   auto& model = config.model;
@@ -46,8 +78,7 @@ MoeOptions moe_options(const Config& config) {
   options.n_routed_experts = moe.n_routed_experts;
   options.num_experts_per_tok = moe.num_experts_per_tok;
   options.n_shared_experts = moe.n_shared_experts;
-  options.scoring =
-      moe.scoring_func == MoeConfig::Scoring::Sigmoid ? MoeOptions::Scoring::Sigmoid : MoeOptions::Scoring::Softmax;
+  options.scoring = scoring_of(moe.scoring_func);
   options.n_group = moe.n_group;
   options.topk_group = moe.topk_group;
   options.norm_topk_prob = moe.norm_topk_prob;
@@ -57,9 +88,7 @@ MoeOptions moe_options(const Config& config) {
   options.bias_update_rate = moe.expert_bias.update_rate;
   options.bias_recenter = moe.expert_bias.recenter;
   options.bias_initial = moe.expert_bias.initial;
-  options.aux_loss = moe.aux_loss.type == AuxLossConfig::Type::Switch     ? MoeOptions::AuxLoss::Switch
-                     : moe.aux_loss.type == AuxLossConfig::Type::Sequence ? MoeOptions::AuxLoss::Sequence
-                                                                          : MoeOptions::AuxLoss::None;
+  options.aux_loss = aux_loss_of(moe.aux_loss.type);
   options.aux_loss_coeff = moe.aux_loss.coeff;
   options.z_loss_coeff = moe.z_loss_coeff;
   options.capacity_factor = moe.capacity_factor;

@@ -2,6 +2,7 @@
 
 #include <set>
 
+#include "base/error.h"
 #include "plan/activations.h"
 #include "plan/assemble.h"
 #include "plan/traffic.h"
@@ -10,6 +11,16 @@
 namespace meshard {
 
 namespace {
+
+std::int64_t state_bytes_per_element(OptimizerConfig::Type type) {
+  switch (type) {
+    case OptimizerConfig::Type::AdamW:
+      return 8;
+    case OptimizerConfig::Type::Sgd:
+      return 0;
+  }
+  throw LogicError("unknown optimizer");
+}
 
 void count_parameters(Plan& plan, const PlannedUnit& unit) {
   std::int64_t held = 0;
@@ -28,7 +39,7 @@ Plan make_plan(const Config& config, int ranks) {
   Plan plan{config, mesh_shape(config, ranks), {}, 0, 0, 0, {}, {}};
   auto model = build_model(config, at::kMeta, {plan.mesh.expert(), 0, nullptr});
   auto microbatches = config.accumulation_steps(ranks);
-  auto optimizer_bytes = config.optimizer.type == OptimizerConfig::Type::AdamW ? 8 : 0;
+  auto optimizer_bytes = state_bytes_per_element(config.optimizer.type);
 
   ModuleNames names(*model.lm);
   std::set<const Module*> modules;

@@ -88,9 +88,10 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
       to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
       human_count(plan.parameters),
       plan.active_parameters == plan.parameters ? "" : fmt::format(", {} active", human_count(plan.active_parameters)));
-  // The batch scripts read these two.
+  // The batch scripts read these three.
   text += fmt::format("run folder  {}/{}\n", plan.config.run.dir, plan.config.run.name);
   if (auto minutes = plan.config.train.max_minutes) text += fmt::format("time limit  {} min\n", *minutes);
+  if (int threads = plan.config.run.threads; threads > 0) text += fmt::format("threads     {} a rank\n", threads);
   if (ranks_per_node > 0) text += node_lines(mesh, ranks_per_node);
   text += "units\n";
   for (std::size_t first = 0; first < plan.units.size();) {

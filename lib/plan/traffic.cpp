@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "comm/ledger.h"
+#include "plan/assemble.h"
 
 namespace meshard {
 
@@ -98,7 +99,7 @@ void add_moe_traffic(TrafficTable& table, const Config& config, const MeshShape&
   // counts.
   auto passes = layers * config.accumulation_steps(mesh.ranks());
   bool recompute = config.train.activation_checkpoint == TrainConfig::Checkpointing::Full;
-  auto element = config.precision.param == Dtype::Bf16 ? 2 : 4;
+  auto element = static_cast<std::int64_t>(at::elementSize(scalar_type(config.precision.param)));
   auto pairs = config.train.micro_batch_size * config.train.seq_len * moe.num_experts_per_tok;
   add("all_to_all", Axis::Expert, passes, gather_bytes(count_bytes, mesh.expert()), false);
   add("all_to_all_v", Axis::Expert, passes * (recompute ? 6 : 4),

@@ -7,6 +7,7 @@
 #include <thread>
 #include <tuple>
 
+#include "base/error.h"
 #include "runs/report_maps.h"
 #include "runs/report_run.h"
 #include "runs/report_settings.h"
@@ -52,9 +53,12 @@ int group_of(const RunReport& run) {
     case RunPhase::Failed:
     case RunPhase::Died:
       return 2;
-    default:
+    case RunPhase::Running:
+    case RunPhase::Done:
+    case RunPhase::Preempted:
       return run.numbers.best_eval_loss ? 0 : 1;
   }
+  throw LogicError("unknown phase of a run");
 }
 
 bool goes_before(const ReadRun& a, const ReadRun& b) {

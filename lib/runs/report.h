@@ -88,11 +88,12 @@ struct RunsReport {
 /// Throws ConfigError naming an argument that is none of them; what is wrong inside a run is a remark of that run.
 RunsReport make_report(const std::vector<std::filesystem::path>& arguments, const std::string& version);
 
-/// Local. One line a run, at most `width` columns (the least important ones go first); then remarks, and the settings
-/// that differ.
+/// Local. One line a run, at most `width` characters: results (the least important ones go first), then those settings
+/// that differ for which there is room. After it remarks, and the values of all settings that differ.
 std::string report_table(const RunsReport& report, int width);
 
-/// Local. RFC 4180 with a header line; numbers in full; one column for each setting that differs.
+/// Local. RFC 4180 with a header line; numbers in full. The columns of results are the same in every file, in one
+/// order; then one for each setting that differs, under its whole key.
 std::string report_csv(const RunsReport& report);
 
 /// Local. One self-contained page: no network, text of run folders only as JSON that cannot end its element. `made`

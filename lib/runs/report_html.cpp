@@ -9,6 +9,7 @@
 #include "base/json_text.h"
 #include "runs/report.h"
 #include "runs/report_page.h"
+#include "runs/report_settings.h"
 
 namespace meshard {
 
@@ -43,9 +44,8 @@ std::string step_list(std::span<const std::int64_t> steps) {
 }
 
 std::string curve_text(const ThinCurve& curve) {
-  auto text = "[" + number_list(curve.mean);
-  if (!curve.low.empty()) text += "," + number_list(curve.low) + "," + number_list(curve.high);
-  return text + "]";
+  if (curve.low.empty()) return fmt::format("[{}]", number_list(curve.mean));
+  return fmt::format("[{},{},{}]", number_list(curve.mean), number_list(curve.low), number_list(curve.high));
 }
 
 std::string base64(std::span<const std::uint8_t> bytes) {
@@ -132,9 +132,9 @@ std::string run_text_of_page(const RunReport& run) {
 }  // namespace
 
 std::string report_html(const RunsReport& report, const std::string& made) {
-  PageJson settings = report.settings;
-  auto data = fmt::format("{{\"made\":{},\"settings\":{},\"without_maps\":{},\"runs\":[", page_text(made),
-                          page_text(settings), report.runs_without_maps);
+  PageJson settings = report.settings, titles = setting_titles(report.settings);
+  auto data = fmt::format("{{\"made\":{},\"settings\":{},\"setting_titles\":{},\"without_maps\":{},\"runs\":[",
+                          page_text(made), page_text(settings), page_text(titles), report.runs_without_maps);
   for (auto& run : report.runs) data += (&run == &report.runs[0] ? "\n" : ",\n") + run_text_of_page(run);
   data += "\n]}";
   std::string page(report_page());

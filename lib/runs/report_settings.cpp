@@ -4,6 +4,7 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <map>
 #include <set>
@@ -25,6 +26,13 @@ void flatten(const YAML::Node& node, const std::string& key, Settings& settings)
   } else {
     settings.emplace_back(key, node.IsNull() ? "null" : node.Scalar());
   }
+}
+
+constexpr std::array<std::string_view, 12> kResultTitles = {
+    "run", "state", "steps", "held-out", "at", "last", "bpb", "loss", "tok/s", "memory", "requeues", "in steps"};
+
+bool ends_in(std::string_view key, std::string_view ending) {
+  return key == ending || (key.ends_with(ending) && key[key.size() - ending.size() - 1] == '.');
 }
 
 std::string plain_value(const std::string& text) {
@@ -86,6 +94,23 @@ std::vector<std::string> differing_keys(const std::vector<RunReport>& runs) {
   }
   std::erase_if(keys, [&](auto& key) { return values[key].size() < 2 || key == "run.name" || key == "run.dir"; });
   return keys;
+}
+
+std::vector<std::string> setting_titles(const std::vector<std::string>& keys) {
+  std::vector<std::string> titles;
+  for (auto& key : keys) {
+    auto is_taken = [&](const std::string& title) {
+      return std::ranges::find(kResultTitles, title) != kResultTitles.end() ||
+             std::ranges::count_if(keys, [&](auto& other) { return ends_in(other, title); }) > 1;
+    };
+    auto title = key;
+    for (auto dot = key.find('.'); dot != std::string::npos && !is_taken(key.substr(dot + 1));
+         dot = key.find('.', dot + 1)) {
+      title = key.substr(dot + 1);
+    }
+    titles.push_back(title);
+  }
+  return titles;
 }
 
 std::string setting_value(const Settings& settings, const std::string& key) {

@@ -27,6 +27,11 @@ Settings merged_settings(const Settings& sweep, const Settings& config);
 /// Local. Keys of which two runs have different values; names and places of runs are none.
 std::vector<std::string> differing_keys(const std::vector<RunReport>& runs);
 
+/// Local. What the columns of these keys are called: of each the shortest ending, cut at a dot, that no other of them
+/// ends in and that is no title of a result (`train.steps` beside the steps that a run has done). A key that is the end
+/// of another one keeps its whole name.
+std::vector<std::string> setting_titles(const std::vector<std::string>& keys);
+
 /// Local. Empty if there is none.
 std::string setting_value(const Settings& settings, const std::string& key);
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "runs/report.h"
 #include "runs/report_settings.h"
 
@@ -11,7 +12,8 @@ namespace meshard {
 
 namespace {
 
-constexpr std::size_t kShortestName = 24, kLongestName = 48, kMostNames = 3, kMostValues = 8, kLongestSetting = 60;
+constexpr std::size_t kShortestName = 24, kLongestName = 48, kMostNames = 3, kMostValues = 8, kLongestSetting = 60,
+                      kWidestSetting = 24;
 constexpr const char* kNothing = "-";
 
 /// Characters, not bytes: a byte that begins with 10 goes on with the one before.
@@ -19,12 +21,10 @@ std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-/// Without what would move the cursor or colour the terminal.
-std::string printable(std::string text) {
-  for (auto& c : text) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text;
+/// A cell or a clause: nothing that a terminal obeys, and no line end or tab either.
+std::string on_one_line(std::string text) {
+  std::ranges::replace_if(text, [](char c) { return c == '\n' || c == '\t'; }, ' ');
+  return printable(text);
 }
 
 /// The middle goes: names of a sweep's points differ at either end.
@@ -83,16 +83,16 @@ std::string bits_text(const RunReport& run) {
   return bits && std::isfinite(*bits) ? fmt::format("{:.3f}", *bits) : kNothing;
 }
 
-struct TableColumn {
+struct Result {
   const char* title;
   int importance;  ///< the least important goes first where the table is too wide
   bool left;
   std::string (*text)(const RunReport&);
 };
 
-const std::vector<TableColumn>& table_columns() {
-  static const std::vector<TableColumn> columns = {
-      {"run", 99, true, [](const RunReport& run) { return printable(run.name); }},
+const std::vector<Result>& results() {
+  static const std::vector<Result> all = {
+      {"run", 99, true, [](const RunReport& run) { return on_one_line(run.name); }},
       {"state", 98, true, state_text},
       {"steps", 9, false, steps_text},
       {"held-out", 97, false, [](const RunReport& run) { return loss_text(run.numbers.best_eval_loss); }},
@@ -111,57 +111,80 @@ const std::vector<TableColumn>& table_columns() {
        }},
       {"in steps", 1, false, [](const RunReport& run) { return duration_text(run.numbers.step_time_s); }},
   };
-  return columns;
+  return all;
 }
 
-struct TableShape {
-  std::vector<const TableColumn*> columns;
-  std::vector<std::vector<std::string>> cells;  ///< [column][title, runs...]
-  std::vector<std::size_t> widths;
+struct TableColumn {
+  std::vector<std::string> cells;  ///< title, runs...
+  int importance = 0;
+  bool left = false;
+  std::size_t width = 0;
 
-  std::size_t width() const {
-    std::size_t sum = 2 * (columns.size() - 1);
-    for (auto column : widths) sum += column;
-    return sum;
+  bool says_something() const {
+    return std::any_of(cells.begin() + 1, cells.end(), [](auto& cell) { return cell != kNothing; });
   }
 };
 
-/// All columns that fit into `limit`; the names give way first, down to what is readable.
-TableShape shape_table(const RunsReport& report, std::size_t limit) {
-  TableShape shape;
-  for (auto& column : table_columns()) {
-    std::vector<std::string> cells{column.title};
-    for (auto& run : report.runs) cells.push_back(column.text(run));
-    std::size_t width = 0;
-    for (auto& cell : cells) width = std::max(width, width_of(cell));
-    bool says_something =
-        std::ranges::any_of(cells.begin() + 1, cells.end(), [](auto& cell) { return cell != kNothing; });
-    if (!says_something) continue;
-    shape.columns.push_back(&column);
-    shape.cells.push_back(std::move(cells));
-    shape.widths.push_back(width);
-  }
-  auto wanted_name = std::min(shape.widths[0], kLongestName);
-  auto fits = [&] { return shape.width() <= limit; };
-  shape.widths[0] = std::min(wanted_name, kShortestName);
-  while (!fits() && shape.columns.size() > 4) {
-    auto least = std::ranges::min_element(shape.columns, {}, &TableColumn::importance) - shape.columns.begin();
-    shape.columns.erase(shape.columns.begin() + least);
-    shape.cells.erase(shape.cells.begin() + least);
-    shape.widths.erase(shape.widths.begin() + least);
-  }
-  if (fits()) shape.widths[0] = std::min(wanted_name, shape.widths[0] + limit - shape.width());
-  return shape;
+using TableColumns = std::vector<TableColumn>;
+
+std::size_t width_of(const TableColumns& columns) {
+  std::size_t sum = 2 * (columns.size() - 1);
+  for (auto& column : columns) sum += column.width;
+  return sum;
 }
 
-std::string table_rows(const TableShape& shape) {
+template <typename Text>
+TableColumn column_of(const RunsReport& report, const std::string& title, Text text) {
+  TableColumn column{.cells = {title}};
+  for (auto& run : report.runs) column.cells.push_back(text(run));
+  for (auto& cell : column.cells) column.width = std::max(column.width, width_of(cell));
+  return column;
+}
+
+TableColumns result_columns(const RunsReport& report) {
+  TableColumns columns;
+  for (auto& result : results()) {
+    auto column = column_of(report, result.title, result.text);
+    column.importance = result.importance;
+    column.left = result.left;
+    if (column.says_something()) columns.push_back(std::move(column));
+  }
+  return columns;
+}
+
+/// Leaves those results that fit into `limit`; the names give way first, down to what is readable.
+void fit_results(TableColumns& columns, std::size_t limit) {
+  auto& name = columns[0];
+  auto wanted_name = std::min(name.width, kLongestName);
+  name.width = std::min(wanted_name, kShortestName);
+  while (width_of(columns) > limit && columns.size() > 4) {
+    columns.erase(std::ranges::min_element(columns, {}, &TableColumn::importance));
+  }
+  auto width = width_of(columns);
+  if (width <= limit) columns[0].width = std::min(wanted_name, columns[0].width + limit - width);
+}
+
+/// Those settings for which there is room. Long values stand below the table.
+void add_settings(const RunsReport& report, std::size_t limit, TableColumns& columns) {
+  auto titles = setting_titles(report.settings);
+  for (std::size_t i = 0; i < titles.size(); ++i) {
+    auto column = column_of(report, on_one_line(titles[i]), [&](const RunReport& run) {
+      auto value = setting_value(run.settings, report.settings[i]);
+      return value.empty() ? kNothing : on_one_line(value);
+    });
+    bool fits = column.width <= kWidestSetting && width_of(columns) + 2 + column.width <= limit;
+    if (fits) columns.push_back(std::move(column));
+  }
+}
+
+std::string table_rows(const TableColumns& columns) {
   std::string text;
-  for (std::size_t row = 0; row < shape.cells[0].size(); ++row) {
+  for (std::size_t row = 0; row < columns[0].cells.size(); ++row) {
     std::string line;
-    for (std::size_t i = 0; i < shape.columns.size(); ++i) {
-      auto cell = shortened(shape.cells[i][row], shape.widths[i]);
-      std::string padding(shape.widths[i] - width_of(cell), ' ');
-      line += (i > 0 ? "  " : "") + (shape.columns[i]->left ? cell + padding : padding + cell);
+    for (auto& column : columns) {
+      auto cell = shortened(column.cells[row], column.width);
+      std::string padding(column.width - width_of(cell), ' ');
+      line += (&column == &columns[0] ? "" : "  ") + (column.left ? cell + padding : padding + cell);
     }
     text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
   }
@@ -173,10 +196,10 @@ std::string remark_lines(const RunsReport& report) {
   std::vector<std::pair<std::string, std::vector<std::string>>> remarks;
   for (auto& run : report.runs) {
     if (run.remarks.empty()) continue;
-    auto text = printable(fmt::format("{}", fmt::join(run.remarks, "; ")));
+    auto text = on_one_line(fmt::format("{}", fmt::join(run.remarks, "; ")));
     auto same = std::ranges::find(remarks, text, [](auto& remark) { return remark.first; });
     if (same == remarks.end()) same = remarks.insert(same, {text, {}});
-    same->second.push_back(printable(run.name));
+    same->second.push_back(on_one_line(run.name));
   }
   std::string text = remarks.empty() ? "" : "\nremarks\n";
   for (auto& [remark, names] : remarks) {
@@ -191,16 +214,16 @@ std::string remark_lines(const RunsReport& report) {
 std::string setting_lines(const RunsReport& report) {
   std::string text;
   std::size_t width = 0;
-  for (auto& key : report.settings) width = std::max(width, key.size());
+  for (auto& key : report.settings) width = std::max(width, width_of(on_one_line(key)));
   for (auto& key : report.settings) {
     std::vector<std::string> values;
     for (auto& run : report.runs) {
-      auto value = shortened(printable(setting_value(run.settings, key)), kLongestSetting);
+      auto value = shortened(on_one_line(setting_value(run.settings, key)), kLongestSetting);
       if (!value.empty() && std::ranges::find(values, value) == values.end()) values.push_back(value);
     }
     auto more = values.size() > kMostValues ? fmt::format(" and {} more", values.size() - kMostValues) : "";
     values.resize(std::min(values.size(), kMostValues));
-    text += fmt::format("  {:<{}}  {}{}\n", printable(key), width, fmt::join(values, ", "), more);
+    text += fmt::format("  {:<{}}  {}{}\n", on_one_line(key), width, fmt::join(values, ", "), more);
   }
   return text.empty() ? "" : "\nsettings that differ, values from the best run to the worst\n" + text;
 }
@@ -208,8 +231,12 @@ std::string setting_lines(const RunsReport& report) {
 }  // namespace
 
 std::string report_table(const RunsReport& report, int width) {
-  auto shape = shape_table(report, static_cast<std::size_t>(std::max(width, 0)));
-  return table_rows(shape) + remark_lines(report) + setting_lines(report);
+  auto limit = static_cast<std::size_t>(std::max(width, 0));
+  auto columns = result_columns(report);
+  auto results = columns.size();
+  fit_results(columns, limit);
+  if (columns.size() == results) add_settings(report, limit, columns);
+  return table_rows(columns) + remark_lines(report) + setting_lines(report);
 }
 
 }  // namespace meshard

@@ -1,8 +1,8 @@
 // The table of runs: sorts on any column, filters, picks runs out by colour.
 function setting_columns() {
-  const column_of = (key) => {
+  const column_of = (key, index) => {
     const of = (run) => as_number(run.settings[key]), text = (run) => run.settings[key] || "";
-    return {key: `setting:${key}`, title: key.split(".").pop(), hint: key, of, text};
+    return {key: `setting:${key}`, title: data.setting_titles[index], hint: key, of, text};
   };
   return data.settings.map(column_of);
 }
@@ -77,13 +77,12 @@ const remarks_column = {
   text: (run) => run.remarks.join("; ")
 };
 
-// Columns of which no run has a value are left out.
+// Results first: settings may be many. Columns of which no run has a value are left out.
 function columns() {
   const [name, state, ...numbers] = COLUMNS;
   const used = numbers.filter((column) => data.runs.some((run) => exists(column.of(run)) && column.text(run) !== "-"));
-  return [
-    name, state, ...setting_columns(), ...used, ...(data.runs.some((run) => run.remarks.length) ? [remarks_column] : [])
-  ];
+  const remarks = data.runs.some((run) => run.remarks.length) ? [remarks_column] : [];
+  return [name, state, ...used, ...remarks, ...setting_columns()];
 }
 
 const text_of_run = (run) => [run.name, run.state, run.reason, ...run.remarks,

@@ -124,7 +124,7 @@ std::string to_string(RunPhase phase) {
     case RunPhase::Died:
       return "died";
   }
-  return "?";
+  throw LogicError("unknown phase of a run");
 }
 
 RunState run_state(const std::filesystem::path& folder) {

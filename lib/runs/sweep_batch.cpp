@@ -1,6 +1,7 @@
 #include "runs/sweep_batch.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -57,28 +58,50 @@ void add_slurm(std::map<int, std::string>& found, const std::vector<SweepJob>& j
   }
 }
 
-/// The state stands before the queue, in the last column but one: C, F and X are over.
-bool pbs_job_is_over(const CommandResult& result, const std::string& id) {
+/// Whether a job, an array ("") and its subjobs ("3") are over, as `qstat -t` tells. The state stands before the queue,
+/// in the last column but one: C, F and X are over.
+std::map<std::string, bool> pbs_jobs_over(const std::string& qstat, const std::string& id) {
   auto number = id.substr(0, id.find_first_of("[."));
-  std::istringstream lines(result.out);
+  std::map<std::string, bool> over;
+  std::istringstream lines(qstat);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream text(line);
     std::vector<std::string> words;
     for (std::string word; text >> word;) words.push_back(word);
-    if (words.size() < 3 || !words.front().starts_with(number)) continue;
+    if (words.size() < 3 || words.front().substr(0, words.front().find_first_of("[.")) != number) continue;
+    auto& name = words.front();
+    auto open = name.find('['), close = name.find(']');
+    bool in_brackets = open != std::string::npos && close != std::string::npos;
     auto& state = words[words.size() - 2];
-    return state == "C" || state == "F" || state == "X";
+    over[in_brackets ? name.substr(open + 1, close - open - 1) : ""] = state == "C" || state == "F" || state == "X";
   }
-  return true;
+  return over;
 }
 
 void add_pbs(std::map<int, std::string>& found, const SweepJob& job) {
   constexpr int kUnknownJob = 153, kFinishedJob = 35;
-  auto result = run_command({"qstat", job.id});
+  auto result = run_command({"qstat", "-t", job.id});
   bool gone = result.exit == kUnknownJob || result.exit == kFinishedJob;
   if (result.exit != 0 && !gone) refuse_unasked("qstat", result);
-  if (gone || pbs_job_is_over(result, job.id)) return;
-  for (auto index : job.indices) found[index] = "pbs " + job.id;
+  auto over = pbs_jobs_over(result.out, job.id);
+  if (gone || over.empty() || over[""]) return;
+  for (auto index : job.indices) {
+    if (!over[std::to_string(index)]) found[index] = "pbs " + job.id;
+  }
+}
+
+/// What sbatch is to hand on of its environment; empty: all of it, which is what it does untold.
+std::string slurm_exports(const BatchSettings& settings) {
+  std::string exported = "ALL";
+  auto& options = settings.site.options;
+  for (std::size_t i = 0; i < options.size(); ++i) {
+    if (options[i].starts_with("--export=")) exported = options[i].substr(options[i].find('=') + 1);
+    if (options[i] == "--export" && i + 1 < options.size()) exported = options[i + 1];
+  }
+  bool all = ("," + exported + ",").find(",ALL,") != std::string::npos;
+  if (all || settings.given.empty()) return {};
+  auto names = fmt::format("{}", fmt::join(settings.given, ","));
+  return exported == "NONE" || exported == "NIL" ? names : exported + "," + names;
 }
 
 }  // namespace
@@ -92,6 +115,7 @@ BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shap
   if (!site.stop_before_s.empty()) words.push_back("--signal=B:USR1@" + site.stop_before_s);
   if (shape.threads > 0) words.push_back(fmt::format("--cpus-per-task={}", shape.threads));
   add_words(words, site.options);
+  if (auto exports = slurm_exports(settings); !exports.empty()) words.push_back("--export=" + exports);
   auto limit = settings.at_a_time ? fmt::format("%{}", *settings.at_a_time) : "";
   words.push_back(fmt::format("--array={}{}", index_ranges(indices), limit));
   words.push_back(fmt::format("--ntasks={}", shape.ranks));
@@ -118,6 +142,7 @@ std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const Batc
     } else {
       variables += fmt::format(",INDEX={}", run.front());
     }
+    for (auto& name : settings.given) variables += "," + name;
     add_words(command, {"-v", variables, (settings.scripts / "pbs/array.pbs").string()});
   }
   return commands;

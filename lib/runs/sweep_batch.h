@@ -25,6 +25,7 @@ struct BatchSettings {
   std::filesystem::path folder;   ///< the sweep's
   SiteSettings site;
   std::optional<int> at_a_time;  ///< points, Slurm only
+  std::vector<std::string> given;  ///< names of site settings that this process's environment has, for the jobs
 };
 
 /// Points of one size.
@@ -40,12 +41,13 @@ struct BatchCommand {
   std::vector<int> indices;
 };
 
-/// Local. `sbatch --array=INDICES --ntasks=RANKS jobs/slurm/array.sbatch FOLDER`.
+/// Local. `sbatch --array=INDICES --ntasks=RANKS jobs/slurm/array.sbatch FOLDER`. Where the site's options have an
+/// --export without ALL, what was given is added to it.
 BatchCommand slurm_command(const BatchSettings& settings, const BatchShape& shape, const std::vector<int>& indices);
 
 /// Local. `qsub -J FIRST-LAST -l select=... -v SWEEP=FOLDER jobs/pbs/array.pbs`, one per run of consecutive indices: -J
 /// takes nothing else, and no single index, which is a job of its own with -v SWEEP=FOLDER,INDEX=N. A rank is a chunk,
-/// with a GPU where nodes have some.
+/// with a GPU where nodes have some. What was given stands in -v by name alone: qsub then quotes the values itself.
 std::vector<BatchCommand> pbs_commands(const BatchSettings& settings, const BatchShape& shape,
                                        const std::vector<int>& indices);
 
@@ -62,8 +64,7 @@ std::vector<std::vector<std::string>> site_words(const std::filesystem::path& sc
 SweepJob submit(const std::string& system, const BatchCommand& command);
 
 /// Local. The indices that these array jobs have yet to run or are running, with the job's name ("slurm 1234"). Asks
-/// squeue or qstat; of PBS an array counts as a whole. Throws ConfigError if the batch system does not answer: points
-/// might be run twice.
+/// squeue or qstat. Throws ConfigError if the batch system does not answer: points might be run twice.
 std::map<int, std::string> points_in_array_jobs(const std::vector<SweepJob>& jobs);
 
 }  // namespace meshard

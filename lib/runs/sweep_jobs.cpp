@@ -77,13 +77,16 @@ class LocalRunner {
     while (!queue_.empty() && running_.size() + held_.size() < at_a_time_) {
       auto job = queue_.front();
       queue_.pop_front();
-      auto turn = watcher_.turn(job);
-      if (turn == JobTurn::Wait) {
-        held_.push_back(job);
-      } else if (turn == JobTurn::Skip) {
-        watcher_.skipped(job);
-      } else {
-        start(job);
+      switch (watcher_.turn(job)) {
+        case JobTurn::Start:
+          start(job);
+          break;
+        case JobTurn::Wait:
+          held_.push_back(job);
+          break;
+        case JobTurn::Skip:
+          watcher_.skipped(job);
+          break;
       }
     }
   }

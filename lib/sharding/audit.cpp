@@ -28,17 +28,20 @@ std::string check_values(const OwnedRange& owned) {
   auto low = low_tensor.item<float>(), high = high_tensor.item<float>();
   auto& init = owned.parameter.parameter.slot().init;
   auto& fqn = owned.parameter.fqn();
-  if (init.kind == Init::Kind::Constant) {
-    auto expected = at::full({}, init.value, owned.values.options()).item<float>();
-    return low == expected && high == expected
-               ? ""
-               : fmt::format("{} holds values from {} to {} where {} was declared", fqn, low, high, init.value);
+  switch (init.kind) {
+    case Init::Kind::Constant: {
+      auto expected = at::full({}, init.value, owned.values.options()).item<float>();
+      if (low == expected && high == expected) return "";
+      return fmt::format("{} holds values from {} to {} where {} was declared", fqn, low, high, init.value);
+    }
+    case Init::Kind::Normal: {
+      auto bound = kStandardDeviations * init.value;
+      if (low >= -bound && high <= bound) return "";
+      return fmt::format("{} holds values from {} to {}: beyond {} standard deviations of {}", fqn, low, high,
+                         kStandardDeviations, init.value);
+    }
   }
-  auto bound = kStandardDeviations * init.value;
-  return low >= -bound && high <= bound
-             ? ""
-             : fmt::format("{} holds values from {} to {}: beyond {} standard deviations of {}", fqn, low, high,
-                           kStandardDeviations, init.value);
+  throw LogicError("unknown kind of first values");
 }
 
 // What is wrong with a buffer, or empty. Bitwise: a NaN is not equal to itself, and -0 is not 0.

@@ -18,7 +18,7 @@ struct DecayRun {
 };
 
 struct FlatShard {
-  std::string name;            ///< unit and group, for messages: "model.layers.0[fp32]"
+  std::string name;            ///< ParamGroup::name(), unique in the model: "model.layers.0[fp32]"
   at::Tensor weight;           ///< main weights, 1-D
   at::Tensor grad;             ///< 1-D, same numel and dtype; undefined if nothing was accumulated
   std::vector<DecayRun> runs;  ///< ascending; possibly empty (this rank owns no row)

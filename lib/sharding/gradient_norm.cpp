@@ -1,34 +1,46 @@
 #include "sharding/gradient_norm.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
-#include <set>
+#include <numeric>
 
 namespace meshard {
 
 namespace {
 
+constexpr std::int64_t kCpuBlock = 1 << 18;   // read in place, by one thread
+constexpr std::int64_t kWideBlock = 1 << 24;  // copied to fp64: 128 MiB
+
 // Four independent fp64 sums, so that the loop is not bound by the latency of one addition.
-double sum_of_squares(const float* values, std::int64_t count) {
+template <class T>
+double sum_of_block(const T* values, std::int64_t count) {
   double sums[4] = {};
   std::int64_t i = 0;
+  auto add = [&](int lane, double value) { sums[lane] += value * value; };
   for (; i + 4 <= count; i += 4) {
-    for (int lane = 0; lane < 4; ++lane) sums[lane] += static_cast<double>(values[i + lane]) * values[i + lane];
+    for (int lane = 0; lane < 4; ++lane) add(lane, values[i + lane]);
   }
-  for (; i < count; ++i) sums[0] += static_cast<double>(values[i]) * values[i];
+  for (; i < count; ++i) add(0, values[i]);
   return (sums[0] + sums[1]) + (sums[2] + sums[3]);
 }
 
-double sum_of_squares(const at::Tensor& grad) {
-  if (grad.is_cpu() && grad.scalar_type() == at::kFloat) {
-    return sum_of_squares(grad.const_data_ptr<float>(), grad.numel());
-  }
-  auto wide = grad.to(at::kDouble);
-  return wide.dot(wide).item<double>();
+template <class T>
+double sum_on_cpu(const T* values, std::int64_t count) {
+  std::vector<double> sums((count + kCpuBlock - 1) / kCpuBlock);
+  at::parallel_for(0, static_cast<std::int64_t>(sums.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+    for (auto block = begin; block < end; ++block) {
+      auto first = block * kCpuBlock;
+      sums[block] = sum_of_block(values + first, std::min(kCpuBlock, count - first));
+    }
+  });
+  return std::accumulate(sums.begin(), sums.end(), 0.0);
 }
 
 // Names, one a line, of the parameters whose part of `shard` (a flat tensor like the main weights) is not finite.
@@ -75,16 +87,35 @@ std::vector<std::string> find_nonfinite(const ShardingContext& context) {
 
 }  // namespace
 
-GradientNorm gradient_norm(const ShardingContext& context) {
-  auto squares = at::zeros({static_cast<std::int64_t>(context.units().size())}, at::kDouble);
-  auto* sums = squares.mutable_data_ptr<double>();
-  for (auto& unit : context.units()) {
-    for (auto& group : unit->groups()) {
-      if (group->counts_in_sums() && group->final_grad().defined()) *sums += sum_of_squares(group->final_grad());
+at::Tensor sum_of_squares(const at::Tensor& flat) {
+  if (flat.is_cpu() && flat.is_contiguous()) {
+    if (flat.scalar_type() == at::kFloat) {
+      return at::scalar_tensor(sum_on_cpu(flat.const_data_ptr<float>(), flat.numel()), at::kDouble);
     }
-    ++sums;
+    if (flat.scalar_type() == at::kBFloat16) {
+      return at::scalar_tensor(sum_on_cpu(flat.const_data_ptr<c10::BFloat16>(), flat.numel()), at::kDouble);
+    }
   }
-  context.mesh().world().control().all_reduce(squares, ReduceOp::Sum, {"gradient norm", true}).wait();
+  auto sum = at::zeros({}, flat.options().dtype(at::kDouble));
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += kWideBlock) {
+    auto wide = flat.narrow(0, begin, std::min(kWideBlock, flat.numel() - begin)).to(at::kDouble);
+    sum += wide.dot(wide);
+  }
+  return sum;
+}
+
+GradientNorm gradient_norm(const ShardingContext& context) {
+  auto& world = context.mesh().world();
+  auto count = static_cast<std::int64_t>(context.units().size());
+  auto on_device = at::zeros({count}, at::device(world.device()).dtype(at::kDouble));
+  for (std::int64_t i = 0; i < count; ++i) {
+    for (auto& group : context.units()[i]->groups()) {
+      if (!group->counts_in_sums() || !group->final_grad().defined()) continue;
+      on_device.select(0, i) += sum_of_squares(group->final_grad());
+    }
+  }
+  auto squares = on_device.cpu();  // the one read of a step
+  world.control().all_reduce(squares, ReduceOp::Sum, {"gradient norm", true}).wait();
 
   GradientNorm norm;
   auto* all = squares.const_data_ptr<double>();

@@ -18,6 +18,10 @@ struct GradientNorm {
   bool finite() const { return nonfinite.empty(); }
 };
 
+/// Local. The sum of squares of a 1-D tensor of any floating dtype and size: fp64, 0-d, on its device. Taken block by
+/// block in a fixed order: no copy of the whole, and the same bits in every repeat, with any number of threads.
+at::Tensor sum_of_squares(const at::Tensor& flat);
+
 /// Collective over world. Squares are summed in fp64, once per parameter over the axes that shard it, never over
 /// replicas. Every rank gets the same bits, ranks that own nothing included.
 GradientNorm gradient_norm(const ShardingContext& context);

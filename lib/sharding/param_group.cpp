@@ -21,12 +21,16 @@ void check_dtype(at::ScalarType dtype, const char* what) {
                                   what, c10::toString(dtype)));
 }
 
+std::string name_of(const std::string& unit, const GroupPlan& plan) {
+  return fmt::format("{}[{}{}]", unit, plan.dtype == at::kFloat ? "fp32" : "bf16", plan.requires_grad ? "" : " frozen");
+}
+
 }  // namespace
 
 ParamGroup::ParamGroup(GroupPlan plan, std::string unit, const GroupPlacement& placement, CommAxes axes,
                        const Precision& precision, double grad_divisor, at::Device device, BufferPool& pool)
     : plan_(std::move(plan)),
-      name_(std::move(unit)),
+      unit_(std::move(unit)),
       placement_(placement),
       axes_(std::move(axes)),
       precision_(precision),
@@ -36,6 +40,7 @@ ParamGroup::ParamGroup(GroupPlan plan, std::string unit, const GroupPlacement& p
   check_dtype(plan_.dtype, "a parameter's dtype");
   check_dtype(precision_.param, "precision.param");
   check_dtype(precision_.reduce, "precision.reduce");
+  name_ = name_of(unit_, plan_);
   if (!(grad_divisor > 0)) throw ArgumentError(fmt::format("grad_divisor must be positive, not {}", grad_divisor));
   if (!plan_.requires_grad) {  // frozen: nothing is ever updated, so the model weights are the main weights
     placement_.optimizer = placement_.params;
@@ -225,12 +230,11 @@ void ParamGroup::zero_grad() {
 void ParamGroup::refresh() {
   release();
   if (shares_main_) return;
-  auto cast = main_.cast(precision_.param);
   if (placement_.params == placement_.optimizer) {
     main_.cast(precision_.param, model_);
     return;
   }
-  refresh_ = cast.start_redistribute(placement_.params, model_, call()).work;
+  refresh_ = main_.cast(precision_.param).start_redistribute(placement_.params, model_, call()).work;
 }
 
 void ParamGroup::for_each_owned(const std::function<void(const OwnedRange&)>& visit) {

@@ -83,6 +83,7 @@ class ParamGroup {
   /// True on exactly one rank for each part of the main weights: sums over ranks count only these.
   bool counts_in_sums() const;
   bool from_meta() const { return from_meta_; }
+  /// Its unit, dtype and whether it is frozen, unique in the model: "model.layers.0[fp32]", "root[bf16 frozen]".
   const std::string& name() const { return name_; }
 
  private:
@@ -91,10 +92,10 @@ class ParamGroup {
   DBuffer as_buffer(at::Tensor local, const Placements& placements) const;
   at::Tensor empty_flat(const Placements& placements, at::ScalarType dtype) const;
   at::Tensor reduce_rest();
-  CallInfo call() const { return {name_, false}; }
+  CallInfo call() const { return {unit_, false}; }
 
   GroupPlan plan_;
-  std::string name_;
+  std::string unit_, name_;
   GroupPlacement placement_;
   CommAxes axes_;
   Precision precision_;

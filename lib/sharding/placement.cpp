@@ -36,6 +36,18 @@ Row row_of(Strategy strategy) {
   throw LogicError("unknown strategy");
 }
 
+const char* name_of(Placement placement) {
+  switch (placement) {
+    case R:
+      return "Replicate";
+    case P:
+      return "Partial";
+    case S:
+      return "Flat";
+  }
+  throw LogicError("unknown placement");
+}
+
 void add_axis(GroupPlacement& placement, Axis axis, const Row& row, int column) {
   placement.axes.push_back(axis);
   placement.params.push_back(row.params[column]);
@@ -46,12 +58,9 @@ void add_axis(GroupPlacement& placement, Axis axis, const Row& row, int column) 
 }  // namespace
 
 std::string to_string(const Placements& placements) {
-  constexpr const char* names[] = {"Replicate", "Partial", "Flat"};
   std::string text;
-  for (auto placement : placements) {
-    text += fmt::format("{}{}", text.empty() ? "" : ",", names[static_cast<int>(placement)]);
-  }
-  return "[" + text + "]";
+  for (auto placement : placements) text += fmt::format("{}{}", text.empty() ? "" : ",", name_of(placement));
+  return fmt::format("[{}]", text);
 }
 
 void check_suffix(const Placements& placements) {

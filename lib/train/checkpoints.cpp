@@ -19,10 +19,15 @@ double seconds_from(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-Json facts_of(const Config& config, const Progress& progress, int ranks) {
-  return {
-      {"step", progress.step}, {"samples", progress.samples},      {"tokens", progress.samples * config.train.seq_len},
-      {"ranks", ranks},        {"fault", config.regression.fault}, {"config", resolved_yaml(config)}};
+Json facts_of(const TrainingParts& parts, const Progress& progress, int ranks) {
+  Json facts{{"step", progress.step},
+             {"samples", progress.samples},
+             {"tokens", progress.tokens},
+             {"ranks", ranks},
+             {"fault", parts.config.regression.fault},
+             {"config", resolved_yaml(parts.config)}};
+  if (parts.data) facts["data"] = to_json(*parts.data);
+  return facts;
 }
 
 }  // namespace
@@ -59,7 +64,7 @@ void Checkpoints::save(const Progress& progress, double lr, bool now) {
   guarded([&] {
     in_flight_ = progress.step;
     auto state = training_state(parts_.context, parts_.optimizer, parts_.config, lr);
-    saver_.save(store_.folder(progress.step), std::move(state), facts_of(parts_.config, progress, world_.size()));
+    saver_.save(store_.folder(progress.step), std::move(state), facts_of(parts_, progress, world_.size()));
     if (!saver_.in_flight()) committed(store_.folder(progress.step));
   });
   if (now) finish();
@@ -78,6 +83,14 @@ void Checkpoints::finish() {
   guarded([&] {
     if (auto folder = saver_.finish()) committed(*folder);
   });
+}
+
+void Checkpoints::settle() {
+  try {
+    finish();
+  } catch (const Error& error) {
+    log_.print(fmt::format("the checkpoint of step {} failed: {}", in_flight_, error.what()));
+  }
 }
 
 void Checkpoints::committed(const std::filesystem::path& folder) {

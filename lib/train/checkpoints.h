@@ -10,13 +10,16 @@
 #include "config/config.h"
 #include "optim/optimizer.h"
 #include "sharding/context.h"
+#include "train/data_record.h"
 
 namespace meshard {
 
-/// How far a run is. The data position is samples, as the batch size may change between two parts of a run.
+/// How far a run is. The data position is samples, as the batch size may change between two parts of a run; tokens are
+/// counted, as the length of a sample may, too.
 struct Progress {
   std::int64_t step = 0;
   std::int64_t samples = 0;
+  std::int64_t tokens = 0;
 };
 
 /// What checkpoints are made of and loaded into; all of it must outlive them.
@@ -24,6 +27,7 @@ struct TrainingParts {
   const Config& config;
   ShardingContext& context;
   Optimizer& optimizer;
+  const DataRecord* data = nullptr;  ///< rank 0's counts; null: no data, or not to be recorded and compared
 };
 
 class Checkpoints {
@@ -39,6 +43,8 @@ class Checkpoints {
   void poll();
   /// Collective over world. Waits for the save in flight. Errors as save().
   void finish();
+  /// Collective over world. As finish(), for a run that an error ends: that a save failed, too, is only logged.
+  void settle();
 
   /// Step of the newest complete checkpoint of this run, 0 if none.
   std::int64_t newest() const { return newest_; }

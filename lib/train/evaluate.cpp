@@ -41,13 +41,19 @@ std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches
   return sum_over_ranks(world, sum) / static_cast<double>(batches.eval_tokens());
 }
 
+void check_held_out(const Corpus& corpus, const Config& config, const std::string& or_else) {
+  if (corpus.eval_samples() > 0) return;
+  throw ConfigError(fmt::format(
+      "nothing is held out: data.validation_fraction {} of each file is shorter than a sample, train.seq_len + 1 = {} "
+      "tokens; raise the fraction, lower train.seq_len, or give longer files{}",
+      config.data.validation_fraction, config.train.seq_len + 1, or_else));
+}
+
 Evaluation evaluate_checkpoint(World& world, Config config, const std::filesystem::path& checkpoint, Log& log) {
   shard_over_all_ranks(config.parallel, world.size());
   auto corpus = open_corpus(corpus_options(config));
+  check_held_out(*corpus, config);
   Batches batches(*corpus, config, world);
-  if (batches.eval_rounds() == 0) {
-    throw ConfigError("nothing is held out: give data.validation_fraction and train.eval_batches");
-  }
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto [model, context] = shard_model(config, mesh);
   auto optimizer = make_optimizer(config);

@@ -25,6 +25,9 @@ std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches
 inline const std::vector<std::string> kAnyMesh = {"parallel.dp_outer=1", "parallel.dp_shard=auto", "parallel.expert=1",
                                                   "parallel.strategy=fsdp"};
 
+/// Local. Throws ConfigError, with what to do, if nothing of the data is held out. `or_else`: what else may be done.
+void check_held_out(const Corpus& corpus, const Config& config, const std::string& or_else = "");
+
 struct Evaluation {
   double loss = 0.0;        ///< mean over the held-out target tokens
   std::int64_t tokens = 0;  ///< target tokens

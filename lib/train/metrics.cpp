@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -102,7 +103,7 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   auto tokens_per_s = tokens_per_step / (ms.max / 1e3);
   auto tflops = tokens_per_s * flops_per_token_ / world_.size() / 1e12;
 
-  Json line{{"step", record.step}, {"tokens", record.samples * config_.train.seq_len}, {"loss", record.loss}};
+  Json line{{"step", record.step}, {"tokens", record.tokens}, {"loss", record.loss}};
   if (byte_data_) line["bits_per_byte"] = record.loss / std::log(2.0);
   line["grad_norm"] = record.grad_norm;
   line["lr"] = record.lr;
@@ -117,6 +118,7 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   line["checkpoint_stall_ms"] = record.stall_seconds * 1e3;
   if (record.balance) line["moe"] = balance_json(*record.balance);
   line["nonfinite"] = record.nonfinite;
+  if (record.skipped_in_a_row > 0) line["skipped_in_a_row"] = record.skipped_in_a_row;
   if (config_.regression.fault != "none") line["fault"] = config_.regression.fault;
   for (auto& [unit, norm] : record.unit_norms) line["unit_grad_norm"][unit] = norm;
   append_together(line);
@@ -124,6 +126,10 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   seconds_per_step_ = seconds_per_step_ == 0.0 ? ms.max / 1e3 : 0.8 * seconds_per_step_ + 0.2 * ms.max / 1e3;
   auto text = step_line(record, ms.max, tokens_per_s);
   progress ? log_.progress(text) : log_.print(text);
+  if (record.skipped_in_a_row > 0) {
+    log_.print(fmt::format("step {} skipped ({} in a row): not finite: {}", record.step, record.skipped_in_a_row,
+                           fmt::join(record.nonfinite, ", ")));
+  }
 }
 
 Json Metrics::balance_json(const StepBalance& balance) const {

@@ -18,8 +18,8 @@ namespace meshard {
 
 /// What the trainer knows of one step. Seconds are this rank's.
 struct StepRecord {
-  std::int64_t step = 0;     ///< steps done, this one included
-  std::int64_t samples = 0;  ///< consumed so far
+  std::int64_t step = 0;    ///< steps done, this one included
+  std::int64_t tokens = 0;  ///< consumed so far
   double loss = 0.0;         ///< mean over the tokens of the global batch
   double grad_norm = 0.0;
   std::vector<std::pair<std::string, double>> unit_norms;  ///< logged with logging.per_layer
@@ -28,6 +28,7 @@ struct StepRecord {
   double data_seconds = 0.0;
   double stall_seconds = 0.0;  ///< waited for checkpoints since the step before
   std::vector<std::string> nonfinite;
+  std::int64_t skipped_in_a_row = 0;   ///< steps up to this one whose update was left out because of these
   std::optional<StepBalance> balance;  ///< with experts
 };
 

@@ -71,20 +71,24 @@ std::unique_ptr<CheckpointReader> open_whole(World& world, FileSystem& files, co
   return reader;
 }
 
-// The differences to the config that the checkpoint was made with; refuses another model.
-std::string config_notes(const CheckpointReader& reader, const Config& config) {
-  if (reader.extra().is_null() || !reader.extra().contains("config")) return "";
-  auto saved = config_of(reader);
-  std::vector<std::string> other_model, changes;
-  for (auto& change : config_changes(saved, config)) {
-    (change.other_model ? other_model : changes)
-        .push_back(fmt::format("{}: {} in the checkpoint, {} now", change.key, change.from, change.to));
+// What this run's config changes of what `folder` was made with; refuses another model. `source`: where the old values
+// stand.
+std::string change_notes(const std::vector<ConfigChange>& changes, const std::filesystem::path& folder,
+                         std::string_view source) {
+  std::vector<std::string> other_model, others;
+  for (auto& change : changes) {
+    (change.other_model ? other_model : others)
+        .push_back(fmt::format("{}: {} in {}, {} now", change.key, change.from, source, change.to));
   }
   if (!other_model.empty()) {
-    throw ConfigError(
-        fmt::format("{} is of another model:\n  {}", reader.folder().string(), fmt::join(other_model, "\n  ")));
+    throw ConfigError(fmt::format("{} is of another model:\n  {}", folder.string(), fmt::join(other_model, "\n  ")));
   }
-  return changes.empty() ? "" : fmt::format("changed since the checkpoint:\n  {}", fmt::join(changes, "\n  "));
+  return others.empty() ? "" : fmt::format("changed since {}:\n  {}", source, fmt::join(others, "\n  "));
+}
+
+std::string config_notes(const CheckpointReader& reader, const Config& config) {
+  if (reader.extra().is_null() || !reader.extra().contains("config")) return "";
+  return change_notes(config_changes(config_of(reader), config), reader.folder(), "the checkpoint");
 }
 
 std::string check_match(const CheckpointReader& reader, const StateDict& state, bool strict) {
@@ -152,8 +156,11 @@ std::string hyperparameter_note(const CheckpointReader& reader, const StateDict&
 
 // Steps and samples; one that PyTorch wrote knows only how often its optimizer stepped.
 Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const Config& config) {
-  if (reader.extra().is_null()) return {steps, steps * config.train.global_batch_size};
-  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0)};
+  if (reader.extra().is_null()) {
+    auto samples = steps * config.train.global_batch_size;
+    return {steps, samples, samples * config.train.seq_len};
+  }
+  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0), fact(reader, "tokens", 0)};
   if (steps > progress.step) {  // fewer: steps that were skipped
     throw IoError(fmt::format("{} says step {}, but its optimizer has done {} steps",
                               (reader.folder() / "meshard.json").string(), progress.step, steps));
@@ -167,6 +174,9 @@ LoadedCheckpoint load_all(World& world, const CheckpointReader& reader, const Tr
     loaded.folder = reader.folder();
     bool foreign = reader.extra().is_null();
     add_note(loaded.notes, config_notes(reader, parts.config));
+    if (parts.data && world.rank() == 0 && !foreign) {
+      add_note(loaded.notes, data_notes(reader, parts.config, *parts.data, fact(reader, "samples", 0)));
+    }
     parts.optimizer.allocate(parts.context.weight_shards());
     auto state = training_state(parts.context, parts.optimizer, parts.config, 0.0);
     if (foreign) add_note(loaded.notes, "there is no meshard.json: no checksums, no config to compare");
@@ -259,6 +269,8 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
     loaded.folder = reader ? reader->folder() : folder;
     auto state = model_state(parts.context);
     if (hugging_face) {
+      auto changes = changes_from_hugging_face(folder / "config.json", parts.config);
+      add_note(loaded.notes, change_notes(changes, folder, "config.json"));
       Safetensors weights(files, folder);
       for (auto& note : import_weights(weights, hf_model(parts.config), state)) add_note(loaded.notes, note);
       return loaded;

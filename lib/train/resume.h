@@ -18,8 +18,9 @@ struct LoadedCheckpoint {
 };
 
 /// Collective over world. The newest complete checkpoint below `root` that verifies, loaded into the parts; none:
-/// nothing. Damaged ones are passed over, and said. Throws ConfigError, with every changed key, if it is of another
-/// model; IoError if keys or shapes do not match (checkpoint.strict), or all are damaged. The same on every rank.
+/// nothing. Damaged ones are passed over, and said. Throws ConfigError if it is of another model, with every changed
+/// key, or (data.on_change: stop) of other data, with every difference; IoError if keys or shapes do not match
+/// (checkpoint.strict), or all are damaged. The same on every rank.
 std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
                                               const TrainingParts& parts);
 
@@ -35,7 +36,8 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
 std::string fault_note(const CheckpointReader& reader);
 
 /// Collective over world. Weights and buffers only: of a checkpoint (PyTorch's, too), of a run's newest one, or of a
-/// Hugging Face folder.
+/// Hugging Face folder. Throws ConfigError, with both values of every key, if meshard.json or config.json says that they
+/// are another model's.
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
                               const TrainingParts& parts);
 

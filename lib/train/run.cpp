@@ -9,6 +9,7 @@
 #include "base/cores.h"
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/whole_file.h"
 #include "checkpoint/file_system.h"
 #include "comm/together.h"
@@ -17,6 +18,7 @@
 #include "sharding/audit.h"
 #include "sharding/model_hash.h"
 #include "train/assemble.h"
+#include "train/evaluate.h"
 #include "train/initialise.h"
 #include "train/resume.h"
 #include "train/routing_tap.h"
@@ -44,6 +46,7 @@ double flops_per_token(const Config& config, std::int64_t parameters) {
 // Before the folder, as --overwrite removes what is in it.
 void check_sources(const RunOptions& options, const std::filesystem::path& run_folder) {
   namespace fs = std::filesystem;
+  if (RunFolder::has_checkpoint_of_this_job(run_folder)) return;  // which is what this start goes on from
   auto check = [&](const char* option, const std::optional<fs::path>& source, bool weights_only) {
     if (!source) return;
     bool holds = fs::exists(*source / ".metadata") || fs::exists(*source / "checkpoints") ||
@@ -66,11 +69,10 @@ std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOp
                                                        const TrainingParts& parts, Log& log) {
   auto& files = posix_file_system();
   std::optional<LoadedCheckpoint> loaded;
-  if (options.resume_from) {
-    loaded = resume_from(world, files, *options.resume_from, parts);
-  } else if (options.resume == Resume::Auto) {
+  if (folder.goes_on() || (options.resume == Resume::Auto && !options.resume_from)) {
     loaded = resume_newest(world, files, folder.checkpoints(), parts);
   }
+  if (!loaded && options.resume_from) loaded = resume_from(world, files, *options.resume_from, parts);
   bool resumes = loaded.has_value();
   if (!loaded && options.init_from) loaded = load_weights(world, files, *options.init_from, parts);
   if (!loaded) return {};
@@ -80,34 +82,35 @@ std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOp
   return loaded;
 }
 
+// What an earlier start of this batch job was told is not done again.
+std::string again_text(const RunOptions& options, const RunFolder& folder) {
+  auto told = options.overwrite     ? std::string("--overwrite")
+              : options.resume_from ? fmt::format("--resume {}", options.resume_from->string())
+                                    : "";
+  if (!folder.goes_on() || told.empty()) return "";
+  return fmt::format("{} was made by this batch job ({}), by an earlier start or command: {} was meant for that one, "
+                     "and this one goes on with what is there; to start anew, remove the folder, or name another with "
+                     "--run-dir",
+                     folder.path().string(), printable(batch_job_of_environment().id), told);
+}
+
 // Weights for the model: loaded or first ones, audited. Returns how far the run has come.
-Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, const TrainingParts& parts, Log& log) {
+Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, const TrainingParts& parts,
+                   Checkpoints& checkpoints, Log& log) {
   auto loaded = load_what_is_asked_for(world, options, folder, parts, log);
   if (!loaded && parts.config.init.device == InitConfig::Device::Meta) {
     initialise_sharded(parts.context, parts.config.run.seed);
   }
   if (parts.config.regression.guards) loaded ? audit_load(parts.context) : audit_initialisation(parts.context);
   auto progress = loaded ? loaded->progress : Progress{};
+  bool own = loaded && loaded->folder.parent_path() == folder.checkpoints();
+  checkpoints.began_from(own ? progress.step : 0);
   auto cut = together(world, [&] { return world.rank() == 0 ? folder.cut_metrics_after(progress.step) : 0; });
   if (folder.used() && !loaded) {
     log.print(fmt::format("{} holds no checkpoint: starting at step 1", folder.path().string()));
   }
   if (cut > 0) log.print(fmt::format("{} lines of later steps left metrics.jsonl: they will be done again", cut));
   return progress;
-}
-
-Outcome train_to_the_end(Trainer& trainer, Metrics& metrics, bool progress) {
-  try {
-    auto outcome = trainer.run(progress);
-    metrics.end(outcome.exit_code, trainer.steps_done(), outcome.reason);
-    return outcome;
-  } catch (const NonFiniteError& error) {  // all ranks agree on these: an orderly end
-    metrics.end(error.code(), trainer.steps_done(), error.what());
-    throw;
-  } catch (const ReplicaError& error) {
-    metrics.end(error.code(), trainer.steps_done(), error.what());
-    throw;
-  }
 }
 
 }  // namespace
@@ -121,6 +124,10 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   // Before the folder: what cannot train must not cost an earlier run its results.
   auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
   auto tap = together(world, [&] { return open_replay(config); });
+  if (config.train.eval_interval > 0) {
+    check_held_out(*corpus, config, ", or ask for no evaluation with train.eval_interval: 0");
+  }
+  auto data = together(world, [&] { return world.rank() == 0 ? data_record(*corpus) : DataRecord{}; });
   together(world, [&] {
     if (world.rank() == 0) check_sources(options, folder_of(config, options));
   });
@@ -136,6 +143,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   if (!config.regression.guards) {
     log.print("guards are OFF (regression.guards): a value that is not finite, or replicas that part, stop nothing");
   }
+  if (auto text = again_text(options, folder); !text.empty()) log.print(text);
   if (tap) log.print(fmt::format("routing is replayed from {}", *config.regression.replay_routing));
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 
@@ -144,13 +152,12 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   if (!tap) tap = start_recording(world, config);
   auto [model, context] = shard_model(config, mesh);
   auto optimizer = make_optimizer(config);
-  TrainingParts parts{config, *context, *optimizer};
+  TrainingParts parts{config, *context, *optimizer, &data};
   Checkpoints checkpoints(world, log, posix_file_system(), folder.checkpoints(), parts);
-  auto progress = begin_run(world, options, folder, parts, log);
+  auto progress = begin_run(world, options, folder, parts, checkpoints, log);
   together(world, [&] {  // not before a refused resume
     if (world.rank() == 0) write_whole_file(folder.config(), resolved);
   });
-  checkpoints.began_from(options.resume_from ? 0 : progress.step);
   std::optional<Balance> balance;
   if (model.moe) {
     model.moe->pass().tap = tap.get();
@@ -170,7 +177,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
       config,
       {*model.lm, *context, *optimizer, batches, *metrics, stop, checkpoints, balance ? &*balance : nullptr, tap.get()},
       progress);
-  auto outcome = train_to_the_end(trainer, *metrics, options.progress);
+  auto outcome = trainer.run(options.progress);
   if (outcome.exit_code == kExitDone) {
     log.print(fmt::format("{}: results lie in {}", outcome.reason, folder.path().string()));
   }

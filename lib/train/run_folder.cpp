@@ -8,7 +8,9 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/text.h"
 #include "base/whole_file.h"
+#include "checkpoint/store.h"
 #include "comm/launcher.h"
 
 namespace meshard {
@@ -39,7 +41,45 @@ int cut_steps_after(const fs::path& metrics, std::int64_t step) {
   return cut;
 }
 
+// The job that made a folder, at its latest start there; none if nobody says.
+BatchJob read_job(const fs::path& file) {
+  nlohmann::json json;
+  try {
+    json = read_json_file<nlohmann::json>(file);
+  } catch (const IoError&) {
+    return {};
+  }
+  if (!json.is_object()) return {};
+  auto text = [&](const char* name) {
+    return json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
+  };
+  BatchJob job{text("job"), text("chain"), {}};
+  if (json.contains("restarts") && json["restarts"].is_number_integer()) job.restarts = json["restarts"].get<int>();
+  return job;
+}
+
+void write_job(const fs::path& file, const BatchJob& job) {
+  nlohmann::ordered_json json{{"job", printable(job.id)}, {"chain", printable(job.chain)}};
+  if (job.restarts) json["restarts"] = *job.restarts;
+  write_whole_file(file, json_text(json) + "\n");
+}
+
+bool same_chain(const BatchJob& maker, const BatchJob& now) {
+  return !now.id.empty() && (maker.id == printable(now.id) || maker.chain == printable(now.chain));
+}
+
+// The batch system gave `now` the command of an earlier start, rather than its script another command.
+bool is_earlier_start(const BatchJob& maker, const BatchJob& now) {
+  bool same_start = maker.id == printable(now.id) && now.restarts && maker.restarts == now.restarts;
+  return same_chain(maker, now) && !same_start;
+}
+
 }  // namespace
+
+bool RunFolder::has_checkpoint_of_this_job(const fs::path& path) {
+  CheckpointStore store(posix_file_system(), path / "checkpoints");
+  return is_earlier_start(read_job(path / "job.json"), batch_job_of_environment()) && !store.complete().empty();
+}
 
 RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite) : path_(std::move(path)) {
   std::string problem;
@@ -56,6 +96,7 @@ RunFolder::RunFolder(World& world, fs::path path, Resume resume, bool overwrite)
   }
   problem = world.share_text(problem);
   if (!problem.empty()) throw ConfigError(problem);
+  goes_on_ = world.share_text(goes_on_ ? "yes" : "") == "yes";
 }
 
 void RunFolder::prepare(Resume resume, bool overwrite) {
@@ -70,16 +111,21 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
   lock_.emplace(path_, FolderLock::Words{"run folder", "choose another run.name"}, kLockPatience,
                 FolderLock::Job{job.id, job.restarts});
   bool used = fs::exists(metrics()) || fs::exists(checkpoints());
-  if (used && overwrite) {
+  auto maker = read_job(this->job());
+  goes_on_ = used && is_earlier_start(maker, job);
+  bool anew = !used || (overwrite && !goes_on_);
+  if (anew) fs::remove(this->job());  // before what it speaks of
+  if (used && anew) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
     for (auto& folder : {dump(), checkpoints()}) fs::remove_all(folder);
-  } else if (used && resume == Resume::None) {
+  } else if (used && resume == Resume::None && !goes_on_) {
     throw ConfigError(
         fmt::format("the run folder {} holds an earlier run: choose another run.name or --run-dir, "
                     "pass --resume auto to continue it, or --overwrite to start it anew",
                     path_.string()));
   }
-  used_ = used && !overwrite;
+  used_ = used && !anew;
+  if (!job.id.empty() && (anew || same_chain(maker, job))) write_job(this->job(), job);
   fs::create_directories(dump());
 }
 

@@ -6,6 +6,7 @@
 //   log.txt        what rank 0 printed
 //   checkpoints/   step-00000100/ ...
 //   dump/          rings and hang summaries
+//   job.json       the batch job that made the folder; not there if none did
 //   lock           who is running here: host, pid, start time; removed at the end
 //   STOP           made by the user, also before the start, to ask the run to stop; removed when honoured
 
@@ -29,6 +30,9 @@ class RunFolder {
   /// (ranks of a killed mpirun live on for some seconds), takes over the lock of a dead process of this host. Throws
   /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (Resume::None
   /// without `overwrite`, which removes the run's files first), not writable.
+  ///
+  /// A batch job may run again with the command of its first start. It is neither refused nor empties what it has made:
+  /// see goes_on().
   RunFolder(World& world, std::filesystem::path path, Resume resume, bool overwrite);
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -36,10 +40,17 @@ class RunFolder {
   const std::filesystem::path& path() const { return path_; }
   /// Whether an earlier part of this run, or another one, left its metrics here. Rank 0's.
   bool used() const { return used_; }
+  /// Whether an earlier start of this batch job made what is here, so that the run goes on from its own newest
+  /// checkpoint, whatever was asked for. On every rank. Slurm counts a job's starts: another command of the same one is
+  /// no later start. PBS does not: there any later command of the job is taken for one.
+  bool goes_on() const { return goes_on_; }
+  /// Local. The same of a folder that is not open yet, and has a checkpoint. For rank 0.
+  static bool has_checkpoint_of_this_job(const std::filesystem::path& path);
   /// Local, for rank 0. Leaves the lines of later steps out of metrics.jsonl, as they will be done again; returns how
   /// many. Does nothing without the file.
   int cut_metrics_after(std::int64_t step);
   std::filesystem::path config() const { return path_ / "config.yaml"; }
+  std::filesystem::path job() const { return path_ / "job.json"; }
   std::filesystem::path metrics() const { return path_ / "metrics.jsonl"; }
   std::filesystem::path log() const { return path_ / "log.txt"; }
   std::filesystem::path checkpoints() const { return path_ / "checkpoints"; }
@@ -50,7 +61,7 @@ class RunFolder {
   void prepare(Resume resume, bool overwrite);
 
   std::filesystem::path path_;
-  bool used_ = false;
+  bool used_ = false, goes_on_ = false;
   std::optional<FolderLock> lock_;  ///< rank 0's
 };
 

@@ -42,7 +42,10 @@ StepRecord Trainer::step() {
       if (!layer.bias_finite) record.nonfinite.push_back(fmt::format("expert bias of layer {}", layer.layer));
     }
   }
-  if (record.nonfinite.empty()) {
+  bool finite = record.nonfinite.empty();
+  skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
+  if (config_.health.on_nonfinite == HealthConfig::OnNonfinite::Skip) record.skipped_in_a_row = skipped_in_a_row_;
+  if (finite) {
     clip_gradients(context_, norm, config_.train.max_grad_norm);
     optimizer_.step(context_.flat_shards(), record.lr);
     context_.refresh_weights();
@@ -50,7 +53,8 @@ StepRecord Trainer::step() {
   context_.zero_grad();
   ++progress_.step;
   progress_.samples += config_.train.global_batch_size;
-  record.samples = progress_.samples;
+  progress_.tokens += config_.train.global_batch_size * config_.train.seq_len;
+  record.tokens = progress_.tokens;
   record.stall_seconds = checkpoints_.take_stall();
 
   if (config_.logging.per_layer) {

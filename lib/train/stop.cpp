@@ -2,8 +2,15 @@
 
 #include <ATen/ops/full.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <sstream>
+
+#include "base/error.h"
 
 namespace meshard {
 
@@ -13,7 +20,8 @@ namespace {
 std::atomic<int> caught_signal{0};
 static_assert(std::atomic<int>::is_always_lock_free);
 
-enum Reason { kNone, kTimeLimit, kStopFile, kSignal };
+// Of several the last is agreed on: a STOP file wants an end for good, the others may be followed by another start.
+enum Reason { kNone, kTimeLimit, kSignal, kStopFile };
 
 std::string text_of(Reason reason) {
   switch (reason) {
@@ -21,9 +29,12 @@ std::string text_of(Reason reason) {
       return "train.max_minutes is over, but for the time of a checkpoint";
     case kStopFile:
       return "a STOP file asked for it";
-    default:
+    case kSignal:
       return "a signal asked for it";
+    case kNone:
+      break;
   }
+  throw LogicError("no reason to stop");
 }
 
 }  // namespace
@@ -35,6 +46,18 @@ void catch_stop_signals() {
   for (int signal : {SIGUSR1, SIGUSR2, SIGTERM, SIGINT}) sigaction(signal, &action, nullptr);
 }
 
+double seconds_of_process() {
+  std::ifstream stat("/proc/self/stat");
+  std::string line, field;
+  std::getline(stat, line);
+  std::istringstream rest(line.substr(line.rfind(')') + 1));
+  for (int i = 0; i < 20; ++i) rest >> field;  // field 22: clock ticks from the boot to the start
+  timespec now{};
+  if (!rest || clock_gettime(CLOCK_BOOTTIME, &now) != 0) return 0.0;
+  auto begin = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
+  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9 - begin;
+}
+
 StopRequests::StopRequests(World& world, std::filesystem::path stop_file, std::optional<double> max_minutes)
     : world_(world), stop_file_(std::move(stop_file)) {
   if (max_minutes) {
@@ -44,9 +67,9 @@ StopRequests::StopRequests(World& world, std::filesystem::path stop_file, std::o
 }
 
 int StopRequests::own_reason() const {
+  if (world_.rank() == 0 && std::filesystem::exists(stop_file_)) return kStopFile;
   if (caught_signal.load() != 0) return kSignal;
   if (world_.rank() != 0) return kNone;
-  if (std::filesystem::exists(stop_file_)) return kStopFile;
   if (deadline_ && std::chrono::steady_clock::now() + reserved_ >= *deadline_) return kTimeLimit;
   return kNone;
 }

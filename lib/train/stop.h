@@ -14,6 +14,9 @@ namespace meshard {
 /// start-up is honoured too.
 void catch_stop_signals();
 
+/// Local. How long this process has been running, its start-up included; 0 where the system does not say.
+double seconds_of_process();
+
 class StopRequests {
  public:
   /// Local. `max_minutes` counts from now. `stop_file` is watched by rank 0.

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 #include "train/assemble.h"
 
 namespace meshard {
@@ -20,10 +22,36 @@ Trainer::Trainer(const Config& config, const TrainerParts& parts, const Progress
       balance_(parts.balance),
       tap_(parts.tap),
       schedule_(schedule_options(config)),
+      began_(begin.step),
       progress_(begin),
       lr_(learning_rate(schedule_, std::max<std::int64_t>(begin.step - 1, 0))) {}
 
 Outcome Trainer::run(bool progress) {
+  Outcome outcome;
+  try {
+    outcome = train(progress);
+  } catch (const Error& error) {
+    end_in_order(error.code(), error.what());
+    throw;
+  } catch (const std::exception& error) {
+    end_in_order(kExitFailure, error.what());
+    throw;
+  }
+  metrics_.end(outcome.exit_code, progress_.step, outcome.reason);
+  return outcome;
+}
+
+// After an error. If it is of this rank alone, the others wait for it in some collective until main ends them.
+void Trainer::end_in_order(int code, const std::string& reason) {
+  if (!world_.all_end()) return;
+  checkpoints_.settle();
+  try {
+    metrics_.end(code, progress_.step, reason);
+  } catch (const Error&) {  // the first error is the one to tell
+  }
+}
+
+Outcome Trainer::train(bool progress) {
   if (progress_.step >= config_.train.steps) return done_before();
   while (progress_.step < config_.train.steps) {
     if (auto reason = stop_.agreed()) return stopped(*reason);
@@ -50,11 +78,14 @@ void Trainer::checkpoint_if_due() {
 }
 
 void Trainer::check_health(const StepRecord& record) {
-  if (!record.nonfinite.empty() && config_.health.on_nonfinite == HealthConfig::OnNonfinite::Stop) {
-    throw NonFiniteError(
-        fmt::format("step {}: not finite: {}; the weights are those of step {}; set "
-                    "health.on_nonfinite: skip to go on without such steps",
-                    record.step, fmt::join(record.nonfinite, ", "), record.step - 1));
+  bool skips = config_.health.on_nonfinite == HealthConfig::OnNonfinite::Skip;
+  if (skipped_in_a_row_ >= (skips ? config_.health.max_skipped : 1)) {
+    auto remedy = skips ? fmt::format("{} steps in a row were skipped (health.max_skipped); lower optimizer.lr, or go "
+                                      "back to an earlier checkpoint",
+                                      skipped_in_a_row_)
+                        : "set health.on_nonfinite: skip to go on without such steps";
+    throw NonFiniteError(fmt::format("step {}: not finite: {}; the weights are those of step {}; {}", record.step,
+                                     fmt::join(record.nonfinite, ", "), record.step - skipped_in_a_row_, remedy));
   }
   bool last = progress_.step == config_.train.steps;
   if (balance_ && (progress_.step % config_.health.interval == 0 || last)) balance_->check_replicas();
@@ -62,7 +93,7 @@ void Trainer::check_health(const StepRecord& record) {
 
 // A finished run that is asked to go on.
 Outcome Trainer::done_before() {
-  if (config_.train.eval_interval > 0 && batches_.eval_rounds() > 0) {
+  if (config_.train.eval_interval > 0) {
     auto loss = evaluate();
     if (!loss) return stopped(*stop_.agreed());
     metrics_.evaluation(progress_.step, *loss);
@@ -80,7 +111,7 @@ bool Trainer::due(std::int64_t interval) const {
 std::optional<Outcome> Trainer::evaluate_if_due() {
   auto interval = config_.train.eval_interval;
   bool due = interval > 0 && (progress_.step % interval == 0 || progress_.step == config_.train.steps);
-  if (!due || batches_.eval_rounds() == 0) return {};
+  if (!due) return {};
   world_.enter_phase("evaluation");
   auto loss = evaluate();
   if (!loss) return stopped(*stop_.agreed());
@@ -89,16 +120,22 @@ std::optional<Outcome> Trainer::evaluate_if_due() {
 }
 
 Outcome Trainer::stopped(const std::string& reason) {
-  auto when = fmt::format("stopped after step {}: {}", progress_.step, reason);
+  auto text = fmt::format("stopped after step {}: {}", progress_.step, reason);
   checkpoints_.finish();
-  if (progress_.step == 0) return {kExitRequeue, when + "; there was nothing to save"};
-  if (config_.checkpoint.on_stop) checkpoints_.save(progress_, lr_, /*now=*/true);
-  if (checkpoints_.newest() == progress_.step) return {kExitRequeue, when + "; its checkpoint is complete"};
-  auto why = config_.checkpoint.on_stop ? "its checkpoint failed" : "checkpoint.on_stop is false";
-  return {kExitFailure,
-          fmt::format("{}; {}, so {} lost", when, why,
-                      checkpoints_.newest() > 0 ? fmt::format("what followed step {} is", checkpoints_.newest())
-                                                : "all of it is")};
+  bool saves = config_.checkpoint.on_stop;
+  if (saves && progress_.step > 0) checkpoints_.save(progress_, lr_, /*now=*/true);
+  auto newest = checkpoints_.newest();
+  if (newest == progress_.step && newest > began_) return {kExitRequeue, text + "; its checkpoint is complete"};
+
+  bool trained = progress_.step > began_;
+  if (trained) text += saves ? "; its checkpoint failed" : "; checkpoint.on_stop is false";
+  if (newest > began_) return {kExitRequeue, fmt::format("{}, so what followed step {} is lost", text, newest)};
+  if (trained) {
+    text += fmt::format(", so {} lost", began_ > 0 ? fmt::format("what followed step {} is", began_) : "all of it is");
+  }
+  // Another start of the same length would come no further.
+  return {kExitFailure, fmt::format("{}; no step was saved; give it more time than {:.0f} s", text,
+                                    std::ceil(seconds_of_process()))};
 }
 
 }  // namespace meshard

@@ -45,9 +45,12 @@ class Trainer {
   /// Local. `begin`: how far an earlier part of the run came.
   Trainer(const Config& config, const TrainerParts& parts, const Progress& begin = {});
 
-  /// Collective over world. Trains to train.steps or until a stop is agreed. `progress`: lines replace each other.
-  /// Throws on every rank, unless the guards are off: NonFiniteError naming the tensors (health.on_nonfinite: stop),
-  /// ReplicaError naming the ranks whose expert bias differs.
+  /// Collective over world. Trains to train.steps or until a stop is agreed, and notes the end in the metrics.
+  /// `progress`: lines replace each other. A stop ends with kExitRequeue only if a checkpoint is complete that is newer
+  /// than `begin`. Throws on every rank, unless the guards are off: NonFiniteError naming the tensors
+  /// (health.on_nonfinite: stop, or health.max_skipped steps in a row), ReplicaError naming the ranks whose expert bias
+  /// differs. Whatever it throws, a save in flight has been completed, if all ranks throw; else it stays a `.partial`
+  /// folder, and the end is not noted.
   Outcome run(bool progress);
 
   /// Collective over world. One optimizer step on the next global batch.
@@ -59,6 +62,8 @@ class Trainer {
   std::int64_t steps_done() const { return progress_.step; }
 
  private:
+  Outcome train(bool progress);
+  void end_in_order(int code, const std::string& reason);
   double forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record);
   void check_health(const StepRecord& record);
   bool due(std::int64_t interval) const;
@@ -79,7 +84,9 @@ class Trainer {
   Balance* balance_;
   RoutingTap* tap_;
   ScheduleOptions schedule_;
+  const std::int64_t began_;  ///< steps done before
   Progress progress_;
+  std::int64_t skipped_in_a_row_ = 0;
   double lr_;  ///< of the last step
   double slowest_step_ = 0.0;
 };

@@ -21,30 +21,33 @@ pickle::Pairs group_of(const OptimizerConfig& config, double lr, bool decays) {
   auto flag = [](bool value) { return Value::boolean(value); };
   auto pair = [](const char* key, Value value) { return std::pair{Value::string(key), std::move(value)}; };
   auto decay = Value::real(decays ? config.weight_decay : 0.0);
-  if (config.type == OptimizerConfig::Type::Sgd) {
-    return {pair("lr", Value::real(lr)),
-            pair("initial_lr", Value::real(config.lr)),
-            pair("momentum", Value::integer_of(0)),
-            pair("dampening", Value::integer_of(0)),
-            pair("weight_decay", decay),
-            pair("nesterov", flag(false)),
-            pair("maximize", flag(false)),
-            pair("foreach", Value::none()),
-            pair("differentiable", flag(false)),
-            pair("fused", Value::none())};
+  switch (config.type) {
+    case OptimizerConfig::Type::Sgd:
+      return {pair("lr", Value::real(lr)),
+              pair("initial_lr", Value::real(config.lr)),
+              pair("momentum", Value::integer_of(0)),
+              pair("dampening", Value::integer_of(0)),
+              pair("weight_decay", decay),
+              pair("nesterov", flag(false)),
+              pair("maximize", flag(false)),
+              pair("foreach", Value::none()),
+              pair("differentiable", flag(false)),
+              pair("fused", Value::none())};
+    case OptimizerConfig::Type::AdamW:
+      return {pair("lr", Value::real(lr)),
+              pair("initial_lr", Value::real(config.lr)),
+              pair("betas", Value::tuple({Value::real(config.beta1), Value::real(config.beta2)})),
+              pair("eps", Value::real(config.eps)),
+              pair("weight_decay", decay),
+              pair("amsgrad", flag(false)),
+              pair("maximize", flag(false)),
+              pair("foreach", Value::none()),
+              pair("capturable", flag(false)),
+              pair("differentiable", flag(false)),
+              pair("fused", Value::none()),
+              pair("decoupled_weight_decay", flag(true))};
   }
-  return {pair("lr", Value::real(lr)),
-          pair("initial_lr", Value::real(config.lr)),
-          pair("betas", Value::tuple({Value::real(config.beta1), Value::real(config.beta2)})),
-          pair("eps", Value::real(config.eps)),
-          pair("weight_decay", decay),
-          pair("amsgrad", flag(false)),
-          pair("maximize", flag(false)),
-          pair("foreach", Value::none()),
-          pair("capturable", flag(false)),
-          pair("differentiable", flag(false)),
-          pair("fused", Value::none()),
-          pair("decoupled_weight_decay", flag(true))};
+  throw LogicError("unknown optimizer");
 }
 
 // Group 0: what decays; group 1: the rest. An empty one is left out.
@@ -73,7 +76,7 @@ void add_optimizer_state(StateDict& state, const ShardingContext& context, const
   auto steps = at::full({}, static_cast<double>(optimizer.steps()), at::kFloat);
   for (auto& unit : context.units()) {
     for (auto& group : unit->groups()) {
-      auto shard = group->flat_shard().name;
+      auto& shard = group->name();
       for (auto& [owner, state_name, tensor] : held) {
         if (owner != shard) continue;
         auto path = [&name = state_name](const std::string& fqn) {

@@ -15,7 +15,7 @@ using namespace meshard;
 namespace {
 
 StepRecord moe_step(std::int64_t layers, std::int64_t experts, bool per_layer) {
-  StepRecord record{.step = 1, .samples = 32, .loss = 1.9231, .grad_norm = 0.41, .lr = 2.1e-3, .seconds = 0.05};
+  StepRecord record{.step = 1, .tokens = 4096, .loss = 1.9231, .grad_norm = 0.41, .lr = 2.1e-3, .seconds = 0.05};
   auto& balance = record.balance.emplace();
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     LayerBalance one;

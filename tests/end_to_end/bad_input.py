@@ -275,6 +275,23 @@ def routing_files():
 
 
 @case
+def nothing_held_out():
+    """Catches: evaluations that are asked for and left out in silence; an earlier run's results lost for such a run."""
+    text = scratch("text") / "short.txt"
+    text.parent.mkdir()
+    text.write_text("too short for a window at its end " * 8)   # 5 % of it
+    values = {**SHORT, "train.eval_interval": 1, "data.type": "text", "data.files": f"[{text}]"}
+    folder = scratch("used")
+    run = training(folder, 1, values={**values, "train.eval_interval": 0})
+    expect("without evaluation: exit code 0", run.code == 0, run)
+    run = training(folder, 1, values=values, options=("--overwrite",))
+    expect("nothing held out: exit code 2", run.code == 2, run)
+    pattern = r"nothing is held out: .*validation_fraction 0\.05 .*seq_len \+ 1 = 17 .*train\.eval_interval: 0"
+    expect("nothing held out: said once, with the ways out", says_once(run, pattern), run)
+    expect("nothing held out: the earlier run is untouched", Metrics(folder).ends[-1]["exit"] == 0, run)
+
+
+@case
 def run_folder():
     """Catches: a run that destroys or mixes with an earlier one unasked; a resolved config that cannot be run."""
     folder = scratch("run")

@@ -202,7 +202,17 @@ def not_finite():
     metrics = Metrics(folder)
     expect("skip: exit code 0", run.code == 0, run)
     expect("skip: all steps are there", [line["step"] for line in metrics.steps] == list(range(1, 9)), run)
-    check_lines("skip", metrics, run)
+    for number, line in enumerate(check_lines("skip", metrics, run), 1):
+        expect(f"skip: step {line['step']} is said once, and counted", line["skipped_in_a_row"] == number and
+               says_once(run, rf"step {line['step']} skipped \({number} in a row\): not finite: \w"), run)
+
+    folder = scratch("run")
+    run = training(folder, 2, values={**NOT_FINITE, "health.on_nonfinite": "skip", "health.max_skipped": 3})
+    metrics = Metrics(folder)
+    expect("too many skipped: exit code 70", run.code == 70, run)
+    expect("too many skipped: says so, once",
+           says_once(run, r"3 steps in a row were skipped \(health\.max_skipped\)"), run)
+    expect("too many skipped: stops there", metrics.steps[-1].get("skipped_in_a_row") == 3, run)
 
 
 main()

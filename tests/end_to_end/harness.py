@@ -22,6 +22,11 @@ SOURCE = Path(sys.argv[1]).resolve() if len(sys.argv) > 2 else None
 BINARY = Path(sys.argv[2]).resolve() if len(sys.argv) > 2 else None
 SKIPPED = 77
 
+# What runs here is no part of the batch job that these tests may be run in.
+for _name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "SLURM_ARRAY_TASK_ID", "PBS_JOBID", "PBS_ENVIRONMENT",
+              "MESHARD_CHAIN"):
+    os.environ.pop(_name, None)
+
 _cases = []
 _failures = []
 _folder = None

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
 """One config on many meshes gives one run: the same weights, losses and gradient norms."""
+import math
+
 from harness import (TINY, VARIANTS, Metrics, case, expect, main, scratch, training, worst_difference,
                      write_text_corpus)
 
@@ -43,14 +45,24 @@ def compare(name, reference, metrics, run, tolerance=TOLERANCE):
         expect(f"{name}: {key} as on one rank (worst {worst:.1e}, allowed {tolerance:.0e})", worst <= tolerance, run)
 
 
+def cosine(step, lr=1e-3, min_lr=1e-4, warmup=2, steps=20):
+    if step < warmup:
+        return lr * (step + 1) / warmup
+    return min_lr + (lr - min_lr) * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+
+
 @case
 def all_meshes():
     """Catches: a reduction over the wrong axis, divided twice or not at all; microbatches lost; samples that depend on
-    the mesh; weights that do; a norm that counts replicas."""
+    the mesh; weights that do; a norm that counts replicas; a schedule of
+    learning rates that is not the config's."""
     data = text_data()
     run, reference = run_on(ONE, "one rank", **data)
     expect("one rank: 20 steps, 2 evaluations", (len(reference.steps), len(reference.evals)) == (20, 2), run)
     losses = reference.numbers("loss")
+    rates = reference.numbers("lr")
+    expect("the learning rates are those of tiny.yaml's schedule",
+           worst_difference(rates, [cosine(step) for step in range(20)]) < 1e-12, rates)
     expect(f"the loss falls ({losses[0]:.3f} to {losses[-1]:.3f})", losses[-1] < losses[0] - 0.1, run)
     for name, mesh in MESHES.items():
         run, metrics = run_on(mesh, name, **data)

@@ -8,7 +8,8 @@ import shutil
 
 from harness import Metrics, case, expect, main, meshard, scratch, training
 from report_browser import browse
-from report_runs import (config_text, end, evaluation, header, step_lines, write_big_sweep, write_long_runs, write_run)
+from report_runs import (MORE_SETTINGS, config_text, end, evaluation, header, step_lines, write_big_sweep,
+                         write_long_runs, write_run)
 
 MOE = "configs/tests/moe.yaml"
 
@@ -162,7 +163,8 @@ def hostile_names():
 
 @case
 def sweep_of_fifty():
-    """Catches: points that are lost, an order or a filter that does nothing, fifty legends over the plots."""
+    """Catches: points that are lost, an order or a filter that does nothing, fifty legends over the plots, results that
+    thirteen settings push off the screen."""
     sweep = write_big_sweep(scratch("sweep"), 50, 120)
     table, page = sweep.parent / "out.csv", sweep.parent / "page.html"
     run = report(sweep, "--html", page, "--csv", table)
@@ -173,6 +175,8 @@ def sweep_of_fifty():
     expect("failed and missing ones stand last", states[-3:] == ["failed", "failed", "missing"], run)
     best = [float(row["best_eval_loss"]) for row in rows[:-3]]
     expect("sorted by held-out loss", best == sorted(best), run)
+    results, settings = list(rows[0]).index("remarks"), list(rows[0]).index("optimizer.lr")
+    expect("settings follow the results", results + 1 == settings == len(rows[0]) - 3 - len(MORE_SETTINGS), rows[0])
     expect("settings have columns",
            {row["optimizer.lr"] for row in rows} == {"0.0003", "0.001", "0.003", "0.006", "0.01"}, run)
     expect("requeues are counted", sorted(row["requeues"] for row in rows)[-3:] == ["0", "1", "1"], run)
@@ -183,8 +187,14 @@ def sweep_of_fifty():
 
 def look_at_fifty(page, scheme):
     seen = browse(page, """
-        const out = {rows: all("tbody tr").length, curves: curves("loss").length, coloured: coloured("loss"),
-                     legend: all("#legend > *").length, back: getComputedStyle(document.body).backgroundColor};
+        const head = all("th").map((cell) => cell.dataset.key), place = (key) => one(`th[data-key="${key}"]`);
+        const right = (key) => Math.round(place(key).getBoundingClientRect().right);
+        const out = {head, ends: right("seconds"), right: one(".scroll").getBoundingClientRect().right};
+        one(".scroll").scrollLeft = 1e4;
+        out.scrolled = [one("td.name").getBoundingClientRect().left >= 0, right("setting:logging.interval")];
+        one(".scroll").scrollLeft = 0;
+        Object.assign(out, {rows: all("tbody tr").length, curves: curves("loss").length, coloured: coloured("loss"),
+                     legend: all("#legend > *").length, back: getComputedStyle(document.body).backgroundColor});
         sort("tokens_per_s"); out.up = column("tokens_per_s");
         sort("tokens_per_s"); out.down = column("tokens_per_s");
         sort("setting:optimizer.lr"); out.rates = column("setting:optimizer.lr");
@@ -196,7 +206,7 @@ def look_at_fifty(page, scheme):
         const colours = new Set(curves("loss").map((path) => path.getAttribute("stroke")));
         out.settings = [all("#legend > *").length, colours.size];
         out.fits = document.documentElement.scrollWidth <= innerWidth;
-        return out;""", dark=scheme == "dark")
+        return out;""", dark=scheme == "dark", width=1280)
     if not seen:
         return
     expect(f"browser, {scheme}: a row a point, a curve for each that ran, few in colour",
@@ -212,6 +222,12 @@ def look_at_fifty(page, scheme):
     expect(f"browser, {scheme}: a click on a row colours its run", seen["picked"] == 6, seen)
     expect(f"browser, {scheme}: colours by setting", seen["settings"] == [6, 5], seen)
     expect(f"browser, {scheme}: nothing wider than the window", seen["fits"], seen)
+    first = next(place for place, key in enumerate(seen["head"]) if key.startswith("setting:"))
+    expect(f"browser, {scheme}: results, remarks, settings", len(seen["head"]) - first == 3 + len(MORE_SETTINGS)
+           and seen["head"][first - 2:first] == ["seconds", "remarks"], seen)
+    expect(f"browser, {scheme}: every result is on the screen", seen["ends"] <= seen["right"] <= 1280, seen)
+    expect(f"browser, {scheme}: the last setting can be scrolled to beside the run's name",
+           seen["scrolled"][0] and seen["scrolled"][1] <= seen["right"], seen)
     shade = sum(map(int, re.findall(r"\d+", seen["back"])[:3]))
     expect(f"browser, {scheme}: the page is {scheme}", shade < 150 if scheme == "dark" else shade > 650, seen)
 

@@ -45,7 +45,7 @@ document.body.append(Object.assign(document.createElement("pre"), {id: "result",
 </script></body>"""
 
 
-def browse(page, script, dark=False):
+def browse(page, script, dark=False, width=1400):
     """What the script (the body of a function) returns, as a dictionary; None if the page did not run to its end."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser:
@@ -54,7 +54,7 @@ def browse(page, script, dark=False):
     text = page.read_text().replace("<head>", "<head>" + LISTENER, 1).replace("</body>", DOINGS % script, 1)
     copy.write_text(text)
     scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
-    run = Run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,1000",
+    run = Run([browser, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},1000",
                "--enable-logging=stderr", f"--user-data-dir={copy.parent / 'profile'}", *scheme, "--dump-dom",
                copy.as_uri()]).wait(120)
     found = re.search(r'<pre id="result">(.*?)</pre>', run.out, re.S)

@@ -111,6 +111,12 @@ def evaluated(lines, every, offset):
             yield evaluation(values["step"], values["loss"] + offset)
 
 
+# Settings that a base config was changed in from point to point, beside those of the sweep.
+MORE_SETTINGS = ("model.hidden_size", "model.num_hidden_layers", "model.intermediate_size", "optimizer.weight_decay",
+                 "optimizer.beta2", "lr_schedule.warmup_steps", "train.seq_len", "train.max_grad_norm",
+                 "data.held_out.fraction", "logging.interval")
+
+
 def write_big_sweep(folder, runs, lines):
     """A sweep as people have it: most points done, some failed, one missing, some with experts."""
     rates = [3e-4, 1e-3, 3e-3, 6e-3, 1e-2]
@@ -140,7 +146,8 @@ def write_big_sweep(folder, runs, lines):
         again = header(steps_done=5 * lines) if index in (6, 12) else ""
         half = len(body) // 2
         text = header() + "".join(body[:half]) + again + "".join(body[half:]) + closing
-        write_run(folder / name, text, steps, settings)
+        more = {key: 64 * (1 + index % 2) for key in MORE_SETTINGS}
+        write_run(folder / name, text, steps, {**more, **settings})
         if index == 17:
             (folder / name / "checkpoints" / f"step-{5 * lines:08}").mkdir(parents=True)
             (folder / name / "checkpoints" / f"step-{5 * lines:08}" / ".metadata").touch()

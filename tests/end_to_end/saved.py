@@ -22,7 +22,8 @@ def data_of(folder):
 
 
 def convert(source, folder, ranks, config, values):
-    """Loads a checkpoint and saves it again as another layout does, without a step between."""
+    """Loads a checkpoint and saves it again as another layout does, without a step between: it ends with 70, as a
+    stop without a step that is worth another start."""
     folder.mkdir(parents=True)
     (folder / "STOP").touch()
     return training(folder, ranks, config, {**CONSTANT, "train.steps": 1000, **values}, ("--resume", source))

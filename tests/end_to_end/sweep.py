@@ -322,14 +322,26 @@ def array_jobs():
 
     (out / "jobs.txt").unlink()
     run = sweep(file, out, "--launcher", "pbs", env=env)
-    expect("qsub gets a range, and the site's options", called(bin, "qsub") ==
-           ["-A", "a", "--qos=b", "-x", "c", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-J", "1-3", "-v", f"SWEEP={out}",
-            f"{scripts}/pbs/array.pbs"], called(bin, "qsub"), run)
+    # What is set in the environment is to reach the job, where it wins as it does here.
+    given = [name for name in sorted({**os.environ, **env}) if name.startswith("MESHARD_") or name == "PREFLIGHT"]
+    expect("qsub gets a range, the site's options, and the settings of the environment", called(bin, "qsub") ==
+           ["-A", "a", "--qos=b", "-x", "c", "-l", "select=1:ncpus=1:mpiprocs=1:ompthreads=1", "-J", "1-3", "-v",
+            ",".join([f"SWEEP={out}", *given]), f"{scripts}/pbs/array.pbs"], called(bin, "qsub"), run)
     (bin / "qsub.called").unlink()
-    (bin / "queue").write_text("Job id  Name  User  Time Use S Queue\n5[].server  x  me  0 B workq\n")
+    head = "Job id  Name  User  Time Use S Queue\n"
+    subjobs = {index: f"5[{index}].server  x  me  0 {state} workq\n" for index, state in ((1, "R"), (2, "Q"), (3, "Q"))}
+    (bin / "queue").write_text(f"{head}5[].server  x  me  0 B workq\n{''.join(subjobs.values())}51.server  x  me  0 X workq\n")
     (bin / "code").write_text("0")
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("an array that is there: nothing is submitted", run.code == 0 and called(bin, "qsub") is None, run)
+    expect("qstat is asked for the subjobs", called(bin, "qstat") == ["-t", "5[].server"], called(bin, "qstat"))
+    killed = {**subjobs, 2: subjobs[2].replace(" Q ", " X ")}
+    (bin / "queue").write_text(f"{head}5[].server  x  me  0 B workq\n{''.join(killed.values())}")
+    (bin / "qsub").write_text((bin / "qsub").read_text().replace("5[].server", "6.server"))
+    run = sweep(file, out, "--launcher", "pbs", env=env)
+    expect("a killed subjob of an array that goes on: submitted again, alone",
+           f"SWEEP={out},INDEX=2" in (called(bin, "qsub") or [" "])[-2] and "pbs 6.server 2\n" in
+           (out / "jobs.txt").read_text(), run)
     (bin / "code").write_text("153")
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("an array that is gone: submitted again", run.code == 0 and called(bin, "qsub"), run)

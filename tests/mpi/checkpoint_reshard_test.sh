@@ -6,7 +6,7 @@ MESHARD_RESHARD_FOLDER=$(mktemp -d)
 export MESHARD_RESHARD_FOLDER
 trap 'rm -rf "$MESHARD_RESHARD_FOLDER"' EXIT
 
-for phase in every_layout_saves every_layout_loads_another; do
+for phase in every_layout_saves,groups_of_one_unit_save every_layout_loads_another,groups_of_one_unit_load; do
   for ranks in 1 2 3 4; do
     echo "== $ranks ranks"
     "$mpirun" "$ranks" "$program" --run_test="$phase" || { echo "FAILED: $phase on $ranks ranks"; exit 1; }

@@ -1,6 +1,6 @@
 #pragma once
-// A sharded mixture-of-experts model and its optimizer on one mesh, with a value for every element that follows from
-// its key and global index alone: what a load on any other mesh must find.
+// Sharded models and their optimizers on one mesh, with a value for every element that follows from its key and global
+// index alone: what a load on any other mesh must find.
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -21,6 +21,69 @@
 
 namespace meshard {
 
+constexpr std::int64_t kStepsBefore = 5;
+
+inline bool is_step(const StateTensor& tensor) {
+  return tensor.key.starts_with("optimizer.") && tensor.key.ends_with(".step");
+}
+
+inline at::Tensor expected_values(const StateTensor& tensor, const Box& box) {
+  if (is_step(tensor)) return at::full(tensor.shape, static_cast<double>(kStepsBefore), at::kFloat);
+  auto tied = tensor.key == "model.lm_head.weight";
+  auto salt = hash_text(tied ? "model.model.embed_tokens.weight" : tensor.key) % 1000;
+  auto numel = whole(tensor.shape).numel();
+  return part_of((at::arange(numel, at::kFloat) * 0.25 + static_cast<double>(salt)).view(tensor.shape), box);
+}
+
+/// A model under the sharding runtime, and its optimizer; NaN everywhere at first.
+class SavedModel {
+ public:
+  SavedModel(const Config& config, ShardingContext& context, Optimizer& optimizer)
+      : config_(config), context_(context), optimizer_(optimizer) {
+    optimizer_.allocate(context_.weight_shards());
+    for (auto& tensor : state().tensors) {
+      for (auto& piece : tensor.pieces) piece.values.fill_(std::numeric_limits<double>::quiet_NaN());
+    }
+  }
+
+  /// Collective. As after some steps.
+  void fill() {
+    optimizer_.set_steps(kStepsBefore);
+    for (auto& tensor : state().tensors) {
+      if (is_step(tensor)) continue;
+      for (auto& piece : tensor.pieces) piece.values.copy_(expected_values(tensor, piece.box));
+    }
+    context_.refresh_weights();
+  }
+
+  /// Collective.
+  void load(const std::filesystem::path& folder) {
+    CheckpointReader reader(posix_file_system(), folder);
+    auto into = state();
+    BOOST_TEST(reader.compare(into).empty(), reader.compare(into).text());
+    reader.read(into);
+    optimizer_.set_steps(optimizer_steps(into));
+    context_.refresh_weights();
+  }
+
+  /// Local. Every element that this rank holds, to the bit.
+  void check() const {
+    for (auto& tensor : state().tensors) {
+      for (auto& piece : tensor.pieces) {
+        BOOST_TEST(at::equal(piece.values, expected_values(tensor, piece.box)),
+                   tensor.key << " " << to_string(piece.box));
+      }
+    }
+  }
+
+  StateDict state() const { return training_state(context_, optimizer_, config_, 0.1); }
+
+ private:
+  const Config& config_;
+  ShardingContext& context_;
+  Optimizer& optimizer_;
+};
+
 struct Layout {
   int ranks, outer, ep;
   Strategy strategy;
@@ -31,10 +94,9 @@ inline std::string to_string(const Layout& layout) {
                      to_string(layout.strategy));
 }
 
+/// A mixture of experts.
 class CheckpointRun {
  public:
-  static constexpr std::int64_t kSteps = 5;
-
   /// Collective. `param`: of the weights that the model computes with; those saved are fp32.
   explicit CheckpointRun(const Layout& layout, const std::string& param = "fp32")
       : config_(parse_config(
@@ -54,67 +116,27 @@ data: {type: synthetic}
             test_world().size())),
         mesh_(test_world(), mesh_shape(config_, test_world().size())),
         sharded_(shard_model(config_, mesh_)),
-        optimizer_(make_optimizer(config_)) {
-    optimizer_->allocate(sharded_.context->weight_shards());
-    for (auto& tensor : state().tensors) {
-      for (auto& piece : tensor.pieces) piece.values.fill_(std::numeric_limits<double>::quiet_NaN());
-    }
-  }
+        optimizer_(make_optimizer(config_)),
+        saved_(config_, *sharded_.context, *optimizer_) {}
 
-  /// Collective. As after some steps.
-  void fill() {
-    optimizer_->set_steps(kSteps);
-    for (auto& tensor : state().tensors) {
-      if (is_step(tensor)) continue;
-      for (auto& piece : tensor.pieces) piece.values.copy_(expected(tensor, piece.box));
-    }
-    sharded_.context->refresh_weights();
-  }
-
-  /// Collective.
-  void load(const std::filesystem::path& folder) {
-    CheckpointReader reader(posix_file_system(), folder);
-    auto into = state();
-    BOOST_TEST(reader.compare(into).empty(), reader.compare(into).text());
-    reader.read(into);
-    optimizer_->set_steps(optimizer_steps(into));
-    sharded_.context->refresh_weights();
-  }
-
-  /// Local. Every element that this rank holds, to the bit.
-  void check() const {
-    for (auto& tensor : state().tensors) {
-      for (auto& piece : tensor.pieces) {
-        BOOST_TEST(at::equal(piece.values, expected(tensor, piece.box)), tensor.key << " " << to_string(piece.box));
-      }
-    }
-  }
-
-  StateDict state() const { return training_state(*sharded_.context, *optimizer_, config_, 0.1); }
+  void fill() { saved_.fill(); }
+  void load(const std::filesystem::path& folder) { saved_.load(folder); }
+  void check() const { saved_.check(); }
+  StateDict state() const { return saved_.state(); }
 
  private:
-  static bool is_step(const StateTensor& tensor) {
-    return tensor.key.starts_with("optimizer.") && tensor.key.ends_with(".step");
-  }
-
-  static at::Tensor expected(const StateTensor& tensor, const Box& box) {
-    if (is_step(tensor)) return at::full(tensor.shape, static_cast<double>(kSteps), at::kFloat);
-    auto tied = tensor.key == "model.lm_head.weight";
-    auto salt = hash_text(tied ? "model.model.embed_tokens.weight" : tensor.key) % 1000;
-    auto numel = whole(tensor.shape).numel();
-    return part_of((at::arange(numel, at::kFloat) * 0.25 + static_cast<double>(salt)).view(tensor.shape), box);
-  }
-
   Config config_;
   Mesh mesh_;
   ShardedModel sharded_;
   std::unique_ptr<Optimizer> optimizer_;
+  SavedModel saved_;
 };
 
 /// Collective. Synchronous.
-inline void save_run(FileSystem& files, const std::filesystem::path& folder, const CheckpointRun& run) {
+template <class Run>
+void save_run(FileSystem& files, const std::filesystem::path& folder, const Run& run) {
   Saver saver(test_world(), files, /*async=*/false);
-  saver.save(folder, run.state(), {{"step", CheckpointRun::kSteps}});
+  saver.save(folder, run.state(), {{"step", kStepsBefore}});
 }
 
 }  // namespace meshard

@@ -194,10 +194,9 @@ BOOST_AUTO_TEST_CASE(works_may_be_waited_for_in_any_order) {
     std::int64_t k = 50'000;
     auto reduced = at::full({k}, rank + 1.0, options()), gathered = at::zeros({n * k}, options());
     auto scattered = at::empty({k}, options()), all_ones = at::full({n * k}, 1.0, options());
-    std::vector<Work> works;
-    works.push_back(plain->all_reduce(reduced, ReduceOp::Sum));
-    works.push_back(pieces->reduce_scatter(scattered, all_ones, ReduceOp::Sum));
-    works.push_back(plain->all_gather(gathered, at::full({k}, rank, options())));
+    Work works[] = {plain->all_reduce(reduced, ReduceOp::Sum),
+                    pieces->reduce_scatter(scattered, all_ones, ReduceOp::Sum),
+                    plain->all_gather(gathered, at::full({k}, rank, options()))};
     for (int i = 0; i < 3; ++i) works[(rank + i) % 3].wait();
     BOOST_TEST(at::equal(reduced, at::full({k}, n * (n + 1) / 2, options())));
     BOOST_TEST(at::equal(scattered, at::full({k}, n, options())));

@@ -39,8 +39,11 @@ void misbehave(World& world, const std::string& mode) {
   world.enter_phase("training");
   if (mode == "stop") stop(world, *axis);
   if (mode == "compute") compute_apart(world);
-  if (mode == "one" && world.rank() == 1) throw IoError("cannot write metrics.jsonl: No space left on device");
-  if (mode == "all") throw ConfigError("3 problems in run.yaml");
+  if (mode == "one" && world.rank() == 1) {
+    auto reason = world.all_end() ? "the others end, too" : "cannot write metrics.jsonl: No space left on device";
+    throw IoError(reason);
+  }
+  if (mode == "all") throw ConfigError(world.all_end() ? "3 problems in run.yaml" : "the others go on");
   if (mode == "each") throw CommError("problem of rank " + std::to_string(world.rank()));
   gather(*axis, 0);
 }

@@ -34,7 +34,7 @@ check "the phase is named" says "phase training"
 run 2 compute
 check "computing longer than the timeout is no hang" is "$code" 0
 
-# Catches: peers that wait for ever for a rank that threw; an error without its rank.
+# Catches: peers that wait for ever for a rank that threw, or that it waits for; an error without its rank.
 run 3 one
 check "an error on one rank ends all with 70" is "$code" 70
 check "it is printed once, with rank and host" is "$(count '^rank 1 on .*: cannot write metrics.jsonl')" 1

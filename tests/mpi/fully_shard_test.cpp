@@ -2,8 +2,11 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
+#include <ATen/record_function.h>
 
 #include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <thread>
 
 #include "base/error.h"
 #include "optim/optimizer.h"
@@ -98,6 +101,41 @@ struct PlainStack {
   toys::Stack model;
 };
 
+// Layers in a row that call `watch` when they begin to compute, in forward and in backward.
+class WatchedChain : public Module {
+ public:
+  WatchedChain(int count, std::function<void()> watch) {
+    for (int i = 0; i < count; ++i) {
+      layers.push_back(std::make_unique<Layer>(watch));
+      add_child("layers." + std::to_string(i), *layers.back());
+    }
+  }
+
+  class Layer : public toys::Linear {
+   public:
+    explicit Layer(std::function<void()> watch) : Linear(4, 4, true, at::kFloat), watch_(std::move(watch)) {}
+
+   protected:
+    at::Tensor forward(const at::Tensor& x) override {
+      watch_();
+      auto y = Linear::forward(x);
+      y.register_hook([watch = watch_](const at::Tensor&) { watch(); });
+      return y;
+    }
+
+   private:
+    std::function<void()> watch_;
+  };
+  std::vector<std::unique_ptr<Layer>> layers;
+
+ protected:
+  at::Tensor forward(const at::Tensor& x) override {
+    auto y = x;
+    for (auto& layer : layers) y = (*layer)(y);
+    return y;
+  }
+};
+
 template <class Check>
 void on_every_mesh_and_strategy(const Check& check) {
   for (auto& shape : factorings(test_world().size())) {
@@ -182,9 +220,8 @@ BOOST_AUTO_TEST_CASE(a_nonfinite_gradient_is_named_on_every_rank) {
 
 // Catches: outer reductions on every microbatch, or collectives missing or doubled.
 BOOST_AUTO_TEST_CASE(collectives_of_a_hybrid_step_are_counted) {
-  if (test_world().size() != 4) return;
-  Mesh mesh(test_world(), {4, 2, 2});
-  for (auto strategy : {Strategy::Hsdp, Strategy::Hfsdp}) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    if (strategy != Strategy::Hsdp && strategy != Strategy::Hfsdp) return;
     ShardedStack sharded(mesh, strategy, {8, 16, 16, 4});
     sharded.backward(batch(0, 3), 3);
     sharded.sgd_step(0.01);
@@ -192,12 +229,57 @@ BOOST_AUTO_TEST_CASE(collectives_of_a_hybrid_step_are_counted) {
     sharded.backward(batch(1, 3), 3);
     sharded.sgd_step(0.01);
     bool hfsdp = strategy == Strategy::Hfsdp;
-    BOOST_TEST(traffic("all_reduce", "dp_outer").count == (hfsdp ? 0 : 3));
-    BOOST_TEST(traffic("reduce_scatter", "dp_shard").count == 9);
-    BOOST_TEST(traffic("reduce_scatter", "dp_outer").count == (hfsdp ? 3 : 0));
-    BOOST_TEST(traffic("all_gather", "dp_shard").count == 18);
-    BOOST_TEST(traffic("all_gather", "dp_outer").count == (hfsdp ? 3 : 0));
+    int outer = mesh.shape().dp_outer() > 1 ? 1 : 0, inner = mesh.shape().dp_shard() > 1 ? 1 : 0;
+    BOOST_TEST(traffic("all_reduce", "dp_outer").count == (hfsdp ? 0 : 3) * outer);
+    BOOST_TEST(traffic("reduce_scatter", "dp_shard").count == 9 * inner);
+    BOOST_TEST(traffic("reduce_scatter", "dp_outer").count == (hfsdp ? 3 : 0) * outer);
+    BOOST_TEST(traffic("all_gather", "dp_shard").count == 18 * inner);
+    BOOST_TEST(traffic("all_gather", "dp_outer").count == (hfsdp ? 3 : 0) * outer);
+  });
+}
+
+// Catches: a unit gathered only when it is needed, so that nothing overlaps, or further ahead than was asked.
+BOOST_AUTO_TEST_CASE(units_are_gathered_ahead_once_their_order_is_known) {
+  using Counts = std::vector<std::int64_t>;
+  auto& world = test_world();
+  Mesh mesh(world, {world.size(), 1, world.size()});
+  // Gathers issued when the three layers began to compute, forward and backward.
+  const std::vector<Counts> by_depth = {{1, 2, 3, 4, 5, 6}, {2, 3, 3, 5, 6, 6}, {3, 3, 3, 6, 6, 6}};
+  for (int depth = 0; depth < 3; ++depth) {
+    Counts issued;
+    WatchedChain model(3, [&] { issued.push_back(traffic("all_gather", "dp_shard").count); });
+    fill_plain(model);
+    ShardingContext context(model, mesh, depth);
+    for (auto& layer : model.layers) context.fully_shard(*layer, {});
+    context.fully_shard(model, {});
+    for (int pass = 0; pass < 2; ++pass) {
+      world.ledger().clear();
+      issued.clear();
+      model(test_values({2, 4}, 1.0).set_requires_grad(true)).sum().backward();
+      BOOST_TEST(issued == by_depth[pass == 0 ? 0 : depth], boost::test_tools::per_element());
+    }
   }
+}
+
+// Catches: a refresh that rounds the main weights to the model's dtype more than once.
+BOOST_AUTO_TEST_CASE(a_refresh_casts_once) {
+  on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
+    toys::Stack model({8, 16, 4}, true, at::kFloat);
+    fill_plain(model);
+    ShardingContext context(model, mesh);
+    context.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
+    static int copies;
+    copies = 0;
+    auto count = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
+      if (std::string_view(call.name()) == "aten::copy_") ++copies;
+      return nullptr;
+    };
+    auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
+    context.refresh_weights();
+    at::removeCallback(handle);
+    BOOST_TEST(copies == 1);
+    context.units()[0]->groups()[0]->finish_gather();
+  });
 }
 
 // Catches: an average taken twice, or a sum: gradients of ranks that differ, by hand.
@@ -268,19 +350,30 @@ BOOST_AUTO_TEST_CASE(bf16_with_fp32_main_weights_follows_plain_bf16_adam) {
   });
 }
 
-// Catches: the same run giving other bits the second time.
+// Catches: the same run giving other bits the second time: sums in the order in which ranks arrive, or anything that
+// depends on what memory held before. In the second run every rank is late in its turn, and fresh memory holds NaN.
 BOOST_AUTO_TEST_CASE(the_same_run_twice_is_bitwise_equal) {
   on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
     std::map<std::string, at::Tensor> weights[2];
-    for (auto& run : weights) {
-      ShardedStack sharded(mesh, strategy, {8, 16, 4});
+    double norms[2] = {};
+    for (int run : {0, 1}) {
+      at::globalContext().setDeterministicAlgorithms(run == 1, /*warn_only=*/true);  // fills what is uninitialised
+      ShardedStack sharded(mesh, strategy, {8, 8, 8, 8});
+      sharded.model.order = {0, 2};  // one layer gets no gradient
       for (int step = 0; step < 3; ++step) {
+        int turn = (test_world().rank() + step) % test_world().size();
+        if (run == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2 * turn));
         sharded.backward(batch(step, 2) * 0.1, 2);
+        auto norm = gradient_norm(sharded.context);
+        clip_gradients(sharded.context, norm, 0.5);
+        norms[run] += norm.value;
         sharded.sgd_step(0.05);
       }
-      run = full_weights(sharded.context);
+      weights[run] = full_weights(sharded.context);
     }
+    at::globalContext().setDeterministicAlgorithms(false, false);
     check_close(weights[0], weights[1], 0.0, 0.0);
+    BOOST_TEST(norms[0] == norms[1]);
   });
 }
 

@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "nn/causal_lm.h"
 #include "nn/init.h"
+#include "support/forward_count.h"
 #include "support/sharded_pair.h"
 
 using namespace meshard;
@@ -53,8 +54,10 @@ std::map<std::string, at::Tensor> one_rank_gradients(const DecoderConfig& config
   return gradients;
 }
 
+// `forwards`: how often an MLP ran in all.
 std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderConfig& config,
-                                                    const ShardOptions& options, int sequences, int microbatches) {
+                                                    const ShardOptions& options, int sequences, int microbatches,
+                                                    int* forwards = nullptr) {
   auto& world = test_world();
   CausalLM model(config, at::TensorOptions(options.precision.param).device(at::kMeta));
   ShardingContext context(model, mesh);
@@ -66,6 +69,7 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
     owned.values.copy_(values);
   });
   context.refresh_weights();
+  auto count = count_forwards(model.layers(), "mlp");
   auto rows = sequences / world.size() / microbatches;
   for (int step = 0; step < 2; ++step) {  // the second step runs by the recorded order
     context.zero_grad();
@@ -78,6 +82,7 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
           .backward();
     }
   }
+  if (forwards) *forwards = *count;
   return full_gradients(context);
 }
 
@@ -111,16 +116,19 @@ BOOST_AUTO_TEST_CASE(every_gradient_equals_one_rank) {
   }
 }
 
-// Catches: recomputation that changes a single bit.
+// Catches: recomputation that changes a single bit, or does not take place.
 BOOST_AUTO_TEST_CASE(recomputation_is_bitwise_the_same) {
   auto& world = test_world();
   Mesh mesh(world, {world.size(), 1, world.size()});
   auto config = small_config();
-  auto plain = sharded_gradients(mesh, config, {}, 4 * world.size(), 2);
+  int once = 0, twice = 0;
+  auto plain = sharded_gradients(mesh, config, {}, 4 * world.size(), 2, &once);
   config.recompute = true;
-  for (auto& [fqn, grad] : sharded_gradients(mesh, config, {}, 4 * world.size(), 2)) {
+  for (auto& [fqn, grad] : sharded_gradients(mesh, config, {}, 4 * world.size(), 2, &twice)) {
     BOOST_TEST(at::equal(grad, plain.at(fqn)), fqn << " differs");
   }
+  BOOST_TEST(once == 2 * 2 * config.num_hidden_layers);  // steps, microbatches
+  BOOST_TEST(twice == 2 * once);
 }
 
 // Catches: bf16 parameters with fp32 gradients on the wire (or bf16 ones) that end up scaled or garbled.

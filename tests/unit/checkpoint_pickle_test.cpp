@@ -73,6 +73,8 @@ std::string show(const Value& value) {
       return "'" + value.text() + "'";
     case Kind::Bytes:
       return "b'" + value.text() + "'";
+    case Kind::Size:
+      return "sizes";
     case Kind::List:
       return "[" + joined(value.items()) + "]";
     case Kind::Tuple:

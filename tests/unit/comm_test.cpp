@@ -47,7 +47,9 @@ struct Environment {
   }
   static constexpr const char* kNames[] = {
       "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
-      "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS"};
+      "SLURM_PROCID",         "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID",        "SLURM_RESTART_COUNT",
+      "SLURM_ARRAY_JOB_ID",   "SLURM_ARRAY_TASK_ID",  "PBS_JOBID",           "PBS_ENVIRONMENT",
+      "MESHARD_CHAIN"};
 };
 
 }  // namespace
@@ -192,6 +194,25 @@ BOOST_AUTO_TEST_CASE(the_rank_is_known_before_mpi_is) {
   BOOST_TEST((launch_of({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}) == Launched(2, 4)));
   BOOST_TEST((launch_of({{"SLURM_PROCID", "0"}}) == Launched(0, 1)));
   BOOST_TEST((launch_of({}) == Launched(0, 1)));
+}
+
+// Catches: a job that is taken for another one, or its restart for a first start: it would empty what it has made, or
+// find its own folder locked.
+BOOST_AUTO_TEST_CASE(the_batch_job_is_known) {
+  auto job_of = [](const Variables& values) {
+    Environment environment(values);
+    auto job = batch_job_of_environment();
+    return job.id + ", " + job.chain + ", " + (job.restarts ? std::to_string(*job.restarts) : "unknown");
+  };
+  BOOST_TEST(job_of({{"SLURM_JOB_ID", "12"}}) == "slurm 12, slurm 12, 0");
+  BOOST_TEST(job_of({{"SLURM_JOB_ID", "12"}, {"SLURM_RESTART_COUNT", "2"}}) == "slurm 12, slurm 12, 2");
+  BOOST_TEST(job_of({{"SLURM_JOB_ID", "14"}, {"SLURM_ARRAY_JOB_ID", "12"}, {"SLURM_ARRAY_TASK_ID", "3"}}) ==
+             "slurm 12_3, slurm 12_3, 0");
+  BOOST_TEST(job_of({{"PBS_JOBID", "12.pbs"}}) == "pbs 12.pbs, pbs 12.pbs, unknown");
+  BOOST_TEST(job_of({{"PBS_JOBID", "12[3].pbs"}, {"MESHARD_CHAIN", "9[3].pbs"}}) ==
+             "pbs 12[3].pbs, pbs 9[3].pbs, unknown");
+  BOOST_TEST(job_of({{"PBS_JOBID", "12.pbs"}, {"PBS_ENVIRONMENT", "PBS_INTERACTIVE"}}) == "pbs 12.pbs, pbs 12.pbs, 0");
+  BOOST_TEST(job_of({{"MESHARD_CHAIN", "9.pbs"}}) == ", , unknown");
 }
 
 namespace {

@@ -1,6 +1,9 @@
 // What the configuration refuses, with the exact place and the way out.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -99,7 +102,23 @@ BOOST_AUTO_TEST_CASE(ranges) {
   check_all({
       {with("train", "steps: 0"), "12:10  train.steps: 0 is out of range; expected an integer >= 1"},
       {with("train", "steps: 99999999999999999999"),
-       "12:10  train.steps: 99999999999999999999 is out of range; expected an integer >= 1"},
+       "12:10  train.steps: 99999999999999999999 is too large; expected an integer >= 1, at most 2147483647"},
+      {with("train", "steps: 2147483648"),
+       "12:10  train.steps: 2147483648 is too large; expected an integer >= 1, at most 2147483647"},
+      {with("train", "seq_len: 18446744073709551616"),
+       "14:12  train.seq_len: 18446744073709551616 is too large; expected an integer in [1, 16777216]"},
+      {kMinimal + "run: {seed: 18446744073709551616}\n",
+       "17:13  run.seed: 18446744073709551616 is too large; expected an integer >= 0, at most 18446744073709551615"},
+      {kMinimal + "run: {seed: -18446744073709551616}\n",
+       "17:13  run.seed: -18446744073709551616 is out of range; expected an integer >= 0"},
+      {kMinimal + "optimizer: {lr: 1e-400}\n",
+       "17:17  optimizer.lr: 1e-400 is nearer to 0 than a 64-bit number can be (4.9e-324); expected a number > 0"},
+      {kMinimal + "optimizer: {weight_decay: 1e-400}\n",
+       "17:27  optimizer.weight_decay: 1e-400 is nearer to 0 than a 64-bit number can be (4.9e-324); expected a number "
+       ">= 0"},
+      {kMinimal + "optimizer: {lr: 1e400}\n",
+       "17:17  optimizer.lr: 1e400 is larger than a 64-bit number can be (1.8e308); expected a number > 0"},
+      {kMinimal + "optimizer: {lr: 0.0e-400}\n", "17:17  optimizer.lr: 0.0e-400 is out of range; expected a number > 0"},
       {kMinimal + "optimizer: {betas: [0.9, 1.0]}\n",
        "17:20  optimizer.betas: entry 2 of the list: 1.0 is out of range; expected a number in [0, 1)"},
       {kMinimal + "optimizer: {lr: -1.0e-3}\n", "17:17  optimizer.lr: -1.0e-3 is out of range; expected a number > 0"},
@@ -265,16 +284,91 @@ BOOST_AUTO_TEST_CASE(malformed_documents) {
       {"# nothing\n", "1:1  the file is empty; expected `schema: 1` and sections of keys"},
       {"[1, 2]\n", "1:1  expected `schema: 1` and sections of keys"},
       {"schema: 1\ntrain: {steps: 3\n", "3:1  not valid YAML: end of map flow not found"},
-      {"schema: 1\n\ttrain: 3\n", "2:1  not valid YAML: illegal tab when looking for indentation"},
-      {"schema: *one\n", "1:9  not valid YAML: the referenced anchor is not defined"},
+      {"schema: 1\n\ttrain: 3\n", "2:1  a tab indents this line; YAML takes only spaces there"},
+      {"schema: 1\nmodel:\n\tvocab_size: 260\n", "3:1  a tab indents this line; YAML takes only spaces there"},
+      {"schema: 1\nmodel:\n  \tvocab_size: 260\n  hidden_size: 8\n",
+       "3:3  a tab indents this line; YAML takes only spaces there"},
+      {with("train", "steps: 3\n\tseq_len: 3"), "13:1  a tab indents this line; YAML takes only spaces there"},
+      {"schema: *one\n", "1:9  not valid YAML: the referenced anchor is not defined; a text that begins with `*` needs quotes, like "
+       "\"*.txt\""},
       {kMinimal + "---\nschema: 1\n", "18:1  a second YAML document (`---`); expected one per file"},
       {with("train", "steps: !!int 3"),
        "12:10  train.steps: the YAML tag `tag:yaml.org,2002:int` is not allowed here; write the plain value"},
       {with("train", "[a]: 3"), "12:3  train: a key here is not a plain word; expected `key: value`"},
   });
   // An alias that contains itself is cut, not followed.
-  BOOST_TEST(refusal(kMinimal + "run: &r {name: x, dir: *r}\n").find("nested too deeply or too large") !=
-             std::string::npos);
+  BOOST_TEST(refusal(kMinimal + "run: &r {name: x, dir: *r}\n").find(
+                 "nested more than 32 levels deep; is there an alias that contains itself?") != std::string::npos);
+}
+
+// Catches: nesting that ends in a crash, or in words that do not name it.
+BOOST_AUTO_TEST_CASE(deep_nesting_is_named) {
+  for (const auto& [open, close] : {std::pair{"[", "]"}, {"{a: ", "}"}}) {
+    for (int depth : {40, 400, 700, 20'000}) {
+      std::string text = "schema: ";
+      for (int i = 0; i < depth; ++i) text += open;
+      for (int i = 0; i < depth; ++i) text += close;
+      const auto message = refusal(text + "\n");
+      BOOST_TEST(message.find("\n  run.yaml:1:") != std::string::npos, message);
+      BOOST_TEST(message.find("levels deep") != std::string::npos, message);
+    }
+  }
+}
+
+// Catches: text that is not UTF-8 and is taken, wherever it stands: the first save would die of it. Columns count bytes.
+BOOST_AUTO_TEST_CASE(text_that_is_not_utf8) {
+  const std::string utf8 = "; write the text in UTF-8";
+  check_all({
+      {kMinimal + "run: {name: caf\xe9}\n", "17:16  byte 0xe9 is not UTF-8" + utf8},
+      {kMinimal + "run: {name: \"caf\xe9\"}\n", "17:17  byte 0xe9 is not UTF-8" + utf8},
+      {with("data", "files: [\xc3\xa9.txt, \xff.txt]"), "10:19  byte 0xff is not UTF-8" + utf8},
+      {with("train", "st\x80ps: 3"), "12:5  byte 0x80 is not UTF-8" + utf8},
+      {kMinimal + "# \xed\xa0\x80\n", "17:3  byte 0xed is not UTF-8" + utf8},  // half a surrogate pair
+      {kMinimal + "# \xc0\xaf\n", "17:3  byte 0xc0 is not UTF-8" + utf8},       // overlong
+      {kMinimal + "# \xe2\x82", "17:3  byte 0xe2 is not UTF-8" + utf8},          // cut short
+      {"\xff\xfes\0c\0", "1:1  byte 0xff is not UTF-8" + utf8},               // UTF-16
+  });
+  for (const std::string key : {"run.name", "data.files", "train.steps", "run"}) {
+    BOOST_TEST(refusal(kMinimal, {key + "=a\xe9"}) == "config error: 1 problem in configs/run.yaml\n  --set " + key +
+                                                          ": byte 0xe9 is not UTF-8" + utf8 + " (column 2 of the value)");
+  }
+  BOOST_TEST(refusal(kMinimal, {"run.n\xe9me=a"}).find("unknown key") != std::string::npos);
+}
+
+// Catches: control characters, at some of which yaml-cpp stops reading, in silence; and a name that ends at a NUL.
+BOOST_AUTO_TEST_CASE(control_characters) {
+  const std::string refused = " is a control character, which YAML does not take; take it out";
+  auto with_byte = [&](char byte) { return kMinimal + "comm: {timeout_s: 10" + byte + "}\n"; };
+  check_all({
+      {with_byte('\0'), "17:21  byte 0x00 (NUL)" + refused},
+      {with_byte('\x04'), "17:21  byte 0x04" + refused},  // the end of a text, for yaml-cpp
+      {with_byte('\x1b'), "17:21  byte 0x1b" + refused},
+      {with_byte('\x7f'), "17:21  byte 0x7f" + refused},
+      {kMinimal + "run: {name: \"a\\0b\"}\n",
+       "17:13  run.name: holds the character NUL, which no name can; expected a text"},
+  });
+  BOOST_TEST(refusal(kMinimal + "\x04" + "trian: 3\n").find("0x04") != std::string::npos);
+  BOOST_TEST(refusal(kMinimal + "comm:\t{timeout_s:\t10}\r\n") == "accepted");
+}
+
+// Catches: an unknown key, or a value, that is looked at for half a minute or printed whole; a list of problems that
+// nobody can read. 50,000 keys took 23 s, for which a second is enough.
+BOOST_AUTO_TEST_CASE(many_or_endless_problems) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::string text = kMinimal;
+  for (int i = 0; i < 50'000; ++i) text += "unknown_key_" + std::to_string(i) + ": 1\n";
+  const auto message = refusal(text);
+  BOOST_TEST(message.starts_with("config error: 50000 problems in configs/run.yaml\n  run.yaml:17:1  unknown_key_0: "));
+  BOOST_TEST(message.ends_with("\n  and 49950 more"));
+  BOOST_TEST(std::ranges::count(message, '\n') == 51);
+  const std::string endless(1'000'000, 'a');
+  for (const auto& long_text : {refusal(kMinimal + endless + ": 1\n"), refusal(with("train", "steps: " + endless)),
+                                refusal(with("parallel", "strategy: " + endless)),
+                                refusal(kMinimal, {endless + "=1"}), refusal(kMinimal, {"train.steps=" + endless})}) {
+    BOOST_TEST(long_text.size() < 1000u);
+    BOOST_TEST(long_text.find("1 problem") != std::string::npos);
+  }
+  BOOST_TEST((std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)));
 }
 
 // Catches: a value of a hundred thousand characters that overflows the stack instead of being refused.

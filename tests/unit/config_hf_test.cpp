@@ -141,6 +141,10 @@ BOOST_FIXTURE_TEST_CASE(refuses_by_name, HfFile) {
   refused("llama", {{"model_type", "gpt2"}}, "model_type `gpt2` is not known; expected llama, qwen3,");
   refused("llama", {{"hidden_act", "gelu"}}, "`hidden_act: \"gelu\"` cannot be honoured; expected \"silu\"");
   refused("llama", {{"mlp_bias", true}}, "`mlp_bias: true` cannot be honoured; expected false");
+  refused("llama", {{"is_causal", false}}, "`is_causal: false` cannot be honoured; expected true");
+  refused("qwen3", {{"is_causal", false}}, "`is_causal: false` cannot be honoured; expected true");
+  refused("qwen3_moe", {{"is_causal", nullptr}}, "`is_causal: null` cannot be honoured; expected true");
+  refused("glm4_moe", {{"is_causal", false}}, "`is_causal: false` cannot be honoured; expected true");
   refused("llama", {{"attention_dropout", 0.1}}, "`attention_dropout: 0.1` cannot be honoured; expected 0");
   refused("llama", {{"quantization_config", {{"bits", 4}}}}, "`quantization_config: {\"bits\":4}`");
   refused("llama", {{"use_qk_norm", true}}, "`use_qk_norm: true` cannot be honoured; expected false");
@@ -160,8 +164,12 @@ BOOST_FIXTURE_TEST_CASE(refuses_other_rotary_embeddings, HfFile) {
   refused("llama", {{"rope_scaling", {{"factor", 8.0}}}}, scaling);
   refused("llama", {{"rope_scaling", {{"rope_theta", 5.0}}}}, scaling);
   refused("llama", {{"rope_scaling", false}}, scaling);
+  refused("llama", {{"rope_scaling", json::object()}}, scaling);
+  refused("llama", {{"rope_scaling", {{"rope_type", nullptr}}}}, scaling);
   const std::string plain = "expected null, or the type default with nothing but rope_theta";
   refused("llama", {{"rope_parameters", {{"rope_type", "yarn"}}}}, plain);
+  refused("llama", {{"rope_parameters", {{"rope_type", nullptr}}}}, plain);
+  refused("llama", {{"rope_parameters", {{"rope_theta", nullptr}}}}, plain);
   refused("llama", {{"rope_parameters", {{"rope_type", "default"}, {"factor", 2}}}}, plain);
   refused("llama", {{"rope_parameters", {{"full_attention", {{"rope_theta", 5.0}}}}}}, plain);
   refused("llama", {{"rope_parameters", {{"rope_theta", 5.0}}}, {"rope_scaling", {{"type", "default"}}}},
@@ -172,6 +180,24 @@ BOOST_FIXTURE_TEST_CASE(refuses_other_rotary_embeddings, HfFile) {
           "`partial_rotary_factor: 0.5` cannot be honoured; expected 1.0 as in rope_parameters");
   refused("qwen3", {{"partial_rotary_factor", 0.5}}, "`partial_rotary_factor: 0.5` cannot be honoured; expected 1");
   refused("qwen3_moe", {{"rope_parameters", {{"partial_rotary_factor", 0.5}}}}, "expected partial_rotary_factor 1");
+}
+
+// Catches: an inner rotary parameter that a file of transformers 5 says holds, refused for the outer one, which that
+// release writes beside it whatever the model computes; and an inner one that release 4 would not read, taken.
+BOOST_FIXTURE_TEST_CASE(the_version_says_which_rotary_parameters_hold, HfFile) {
+  auto config = model_of("glm4_moe");
+  config.update({{"partial_rotary_factor", 0.5},
+                 {"rope_theta", 5.0},
+                 {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 7.0}, {"partial_rotary_factor", 1.0}}}});
+  for (auto* version : {"5.18.0", "5.0.0.dev0", "12.0"}) {
+    config["transformers_version"] = version;
+    BOOST_TEST(read(config).model.partial_rotary_factor == 1.0);
+    BOOST_TEST(read(config).model.rope_theta == 7.0);
+  }
+  for (const auto& version : {json("4.57.6"), json(), json(5), json("new")}) {
+    config["transformers_version"] = version;
+    BOOST_TEST(refusal(config).find("a transformers_version of 5") != std::string::npos, version);
+  }
 }
 
 // Catches: a window that is turned on in another way, or by default, or for some layers; a list that fits no layers.
@@ -245,7 +271,7 @@ BOOST_FIXTURE_TEST_CASE(accepts_what_agrees, HfFile) {
   accepted("llama", {{"architectures", {"LlamaForCausalLM"}}, {"layer_types", full}, {"rope_scaling", nullptr}});
   accepted("llama", {{"mlp_layer_types", {"dense", "dense", "dense"}}, {"use_qk_norm", false}, {"head_dim", nullptr}});
   accepted("llama", {{"rope_theta", 5}, {"rope_parameters", {{"rope_theta", 5.0}, {"partial_rotary_factor", 1.0}}}});
-  accepted("qwen3", {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"rope_scaling", json::object()}});
+  accepted("qwen3", {{"use_sliding_window", true}, {"sliding_window", nullptr}, {"rope_parameters", json::object()}});
   accepted("qwen3_moe", {{"architectures", {"Qwen3MoeForCausalLM"}},
                          {"mlp_only_layers", {0, 1}},
                          {"mlp_layer_types", {"dense", "dense", "sparse"}},

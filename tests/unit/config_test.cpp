@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "config/values.h"
 #include "unit/config_text.h"
 
 using namespace meshard;
@@ -108,6 +109,7 @@ BOOST_AUTO_TEST_CASE(every_key_refuses_a_wrong_type) {
     for (const std::string wrong : {"{a: 1}", "[[1], {b: 2}]", "yes", "0x1F", "~"}) {
       const bool nullable = doc.type.find("null") != std::string::npos;
       if ((wrong == "~" && nullable) || (wrong[0] == '{' && doc.key == "model.moe")) continue;
+      if (doc.type.starts_with("text") && wrong != "~") continue;  // what follows the `=` is a text: see below
       BOOST_TEST_CONTEXT(doc.key << "=" << wrong) {
         auto message = refusal({doc.key + "=" + wrong});
         // model.moe.x alone makes a section in which required keys are missing: its own problem must be there too.
@@ -131,6 +133,74 @@ BOOST_AUTO_TEST_CASE(overrides) {
   // An override may put right what the file has wrong, and take experts away.
   BOOST_TEST(parse(with("train", "steps: many"), {"train.steps=4"}).train.steps == 4);
   BOOST_TEST(!parse(kMoe, {"model.moe=null"}).model.moe.has_value());
+}
+
+// Catches: a text on the command line that YAML cuts, unwraps or refuses: what follows the first `=` is the value. And
+// quotes, null and values that are no texts, which mean what they mean in the file.
+BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
+  auto name = [](const std::string& value) { return parse(kMinimal, {"run.name=" + value}).run.name; };
+  for (const std::string text :
+       {"exp #3", "#3", "a: b", "a:", ": a", "*.txt", "&a", "!a b", "%a", "@a", "`a`", "{a: 1}", "[1, 2]", "a=b", "- a",
+        "? a", "| a", "> a", "7", "010", "1e3", "yes", "true", " a ", "a\\tb", "it's #3", "a \"b\"", "---", "<<: *a",
+        "ünï #x", "a, b"}) {
+    BOOST_TEST(name(text) == text);
+  }
+  BOOST_TEST(name("\"a #3\"") == "a #3");
+  BOOST_TEST(name("'it''s #3'") == "it's #3");
+  BOOST_TEST(name(" \"null\" ") == "null");
+  BOOST_TEST(parse(kMinimal, {"run.dir=/data/exp #3"}).run.dir == "/data/exp #3");
+  const auto moe = parse(kMoe, {"regression.record_routing=a #3"});
+  BOOST_TEST(moe.regression.record_routing.value() == "a #3");
+  for (const std::string null : {"null", "~", "", " "}) {
+    BOOST_TEST(!parse(kMoe, {"regression.record_routing=a", "regression.record_routing=" + null})
+                    .regression.record_routing.has_value());
+    BOOST_TEST(refusal({"run.name=" + null}).find("--set run.name: has no value") != std::string::npos);
+  }
+  BOOST_TEST(refusal({"run.name=\"\""}).find("is empty; expected a text") != std::string::npos);
+  for (const std::string torn : {"\"a", "'a", "\"a\" b", "\"a\" #3", "'a' #"}) {
+    BOOST_TEST(refusal({"run.name=" + torn}).find("--set run.name: ") != std::string::npos, torn);
+  }
+  // Elsewhere YAML would cut the value off at a comment sign.
+  for (const std::string cut :
+       {"train.steps=5 #3", "data.files=[a] #3", "data.files=[a #3]", "data.files=[a, 'b' #3]", "parallel.strategy=fsdp #",
+        "run={name: a #3}", "train.max_minutes=#3"}) {
+    BOOST_TEST(refusal({cut}).find("would cut the value off") != std::string::npos, cut);
+  }
+  const auto kept = parse(kMinimal, {"data.files=[\"a #3\", 'it''s #4', a#5, it's]", "train.steps= 5 "});
+  BOOST_TEST((kept.data.files == std::vector<std::string>{"a #3", "it's #4", "a#5", "it's"}));
+  BOOST_TEST(kept.train.steps == 5);
+  // In a file a text is YAML: what is a number or a yes there must be quoted.
+  for (const std::string wrong : {"7", "yes", "0x1F", "{a: 1}", "[1]", "~"}) {
+    BOOST_CHECK_THROW(parse(kMinimal + "run: {name: " + wrong + "}\n"), ConfigError);
+  }
+}
+
+// Catches: an enum with a value that no word stands for, or a word that is read as another value.
+BOOST_AUTO_TEST_CASE(every_word_is_read_as_it_is_written) {
+  auto check = [](auto value) {
+    const auto words = all_words(value);
+    BOOST_TEST(words.size() >= 2u);
+    for (auto word : words) {
+      YamlNode node;
+      node.kind = YamlNode::Kind::Scalar;
+      node.text = word;
+      BOOST_TEST(!read_value(node, {}, value));
+      BOOST_TEST(write_value(value, {}) == word);
+    }
+    BOOST_TEST(std::set(words.begin(), words.end()).size() == words.size());
+  };
+  check(Strategy{});
+  check(Dtype{});
+  check(MoeConfig::Scoring{});
+  check(AuxLossConfig::Type{});
+  check(InitConfig::Device{});
+  check(TrainConfig::Checkpointing{});
+  check(OptimizerConfig::Type{});
+  check(LrScheduleConfig::Type{});
+  check(DataConfig::Type{});
+  check(CheckpointConfig::OnError{});
+  check(HealthConfig::OnNonfinite{});
+  check(CommConfig::Backend{});
 }
 
 // Catches: anchors, aliases and merge keys that are lost, or a merged key that beats a written one.

@@ -73,6 +73,10 @@ BOOST_FIXTURE_TEST_CASE(documents_are_one_stream, IndexedFolder) {
   BOOST_TEST(train(*corpus, 4, 2) == (Tokens{7, 8, 0}));
   BOOST_TEST(!corpus->is_bytes());
   BOOST_TEST(says(corpus->describe(), {"3 documents", "11 tokens", "5 training"}));
+  auto file = corpus->files().at(0);
+  BOOST_TEST(file.name == "data.bin");
+  BOOST_TEST(file.bytes == 44);
+  BOOST_TEST(file.tokens == 11);
 }
 
 // Catches: a held-out part that is not the tail, or is also trained on.

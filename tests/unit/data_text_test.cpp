@@ -87,6 +87,33 @@ BOOST_FIXTURE_TEST_CASE(gzip_is_the_text_it_holds, Folder) {
   BOOST_TEST(train(*corpus, 1, 6) == (Tokens{'g', 'h', 'i', 'j', 'k', 'l', 256}));
 }
 
+// Catches: a fingerprint that depends on folder, machine or version, or is blind to the begin, the end or the length of
+// a file, or to a block between them.
+BOOST_FIXTURE_TEST_CASE(files_are_known_by_their_content, Folder) {
+  auto text = write("a.txt", "abcdefgh");
+  auto files = open_corpus(text_of({text, write_gzip(path / "b.gz", "abcdefgh")}, 4))->files();
+  BOOST_REQUIRE(files.size() == 2);
+  BOOST_TEST(files[0].name == "a.txt");
+  BOOST_TEST(files[1].name == "b.gz");
+  for (auto& file : files) {
+    BOOST_TEST(file.bytes == 8);
+    BOOST_TEST(file.tokens == 9);
+    BOOST_TEST(file.fingerprint == 0x5cf03ce8b0bac9a9u);
+  }
+  BOOST_TEST(open_corpus({CorpusOptions::Type::Synthetic, {}, 0.05, 64, 1000, 7})->files().empty());
+
+  std::vector<unsigned char> content(7 * 300000 + 65536, 'x');  // blocks begin at multiples of 300000
+  auto whole = fingerprint(content);
+  for (std::size_t at : {0, 65535, 300000, 4 * 300000 + 65535, 7 * 300000, 7 * 300000 + 65535}) {
+    content[at] = 'y';
+    BOOST_TEST(fingerprint(content) != whole, "byte " << at);
+    content[at] = 'x';
+  }
+  BOOST_TEST(fingerprint(content) == whole);
+  content.push_back('x');
+  BOOST_TEST(fingerprint(content) != whole);
+}
+
 // Catches: a broken download that trains on what there is of it.
 BOOST_FIXTURE_TEST_CASE(broken_gzip_is_refused, Folder) {
   std::string text;

@@ -14,6 +14,7 @@
 #include "nn/init.h"
 #include "nn/recompute.h"
 #include "nn_reference.h"
+#include "support/forward_count.h"
 
 using namespace meshard;
 namespace data = boost::unit_test::data;
@@ -175,15 +176,18 @@ BOOST_DATA_TEST_CASE(gradients_go_into_sinks, kVariants* data::make({at::kFloat,
   }
 }
 
-// Catches: recomputation that sees other inputs, drops a gradient or rounds differently.
+// Catches: recomputation that sees other inputs, drops a gradient or rounds differently; a flag that is ignored.
 BOOST_DATA_TEST_CASE(recomputation_changes_no_bit, data::make({at::kFloat, at::kBFloat16}), dtype) {
   auto config = small_config();
   const auto kept = make_model(config, dtype);
   config.recompute = true;
   const auto again = make_model(config, dtype);
   const Batch batch;
+  const auto once = count_forwards(kept->layers(), "mlp"), twice = count_forwards(again->layers(), "mlp");
   run(*kept, batch);
   run(*again, batch);
+  BOOST_TEST(*once == config.num_hidden_layers);
+  BOOST_TEST(*twice == 2 * config.num_hidden_layers);
   const auto a = named_parameters(*kept), b = named_parameters(*again);
   for (std::size_t i = 0; i < a.size(); ++i) {
     BOOST_TEST(at::equal(a[i].parameter.tensor().grad(), b[i].parameter.tensor().grad()), a[i].name);

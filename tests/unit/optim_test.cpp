@@ -1,5 +1,8 @@
+#include <sys/mman.h>
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
@@ -10,6 +13,7 @@
 
 #include "base/error.h"
 #include "optim/optimizer.h"
+#include "sharding/gradient_norm.h"
 
 using namespace meshard;
 
@@ -198,4 +202,42 @@ BOOST_AUTO_TEST_CASE(contract_violations_name_the_shard_and_change_nothing) {
 
   optimizer.step(std::vector{good}, 0.5);
   BOOST_CHECK_EXCEPTION(step(shard_of("bad", at::ones({16}), grad, runs)), LogicError, names_it);
+}
+
+// Catches: a block left out or counted twice.
+BOOST_AUTO_TEST_CASE(squares_are_summed_block_by_block) {
+  for (auto [dtype, block] : {std::pair{at::kFloat, 1 << 18}, {at::kBFloat16, 1 << 18}, {at::kDouble, 1 << 24}}) {
+    auto flat = at::ones({block + 3}, dtype);
+    for (std::int64_t i : {0, block - 1, block, block + 2}) flat[i] = 8;
+    BOOST_TEST(sum_of_squares(flat).item<double>() == block + 3 + 4 * 63.0);
+  }
+  auto strided = at::full({1}, 2, at::kBFloat16).expand({(1 << 25) + 1});
+  BOOST_TEST(sum_of_squares(strided).item<double>() == 4.0 * strided.numel());
+  BOOST_TEST(sum_of_squares(at::zeros({0})).item<double>() == 0.0);
+}
+
+// Catches: an index of 32 bits. The zeros are never written, so they take no memory.
+BOOST_AUTO_TEST_CASE(squares_of_more_than_2_31_elements_are_summed) {
+  constexpr std::int64_t kCount = (std::int64_t{1} << 31) + 5, kBytes = 2 * kCount;
+  auto* zeros = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  BOOST_REQUIRE(zeros != MAP_FAILED);
+  madvise(zeros, kBytes, MADV_HUGEPAGE);
+  auto flat = at::from_blob(zeros, {kCount}, at::kBFloat16);
+  flat[kCount - 1] = 3;
+  flat[std::int64_t{1} << 31] = 2;
+  BOOST_TEST(sum_of_squares(flat).item<double>() == 13.0);
+  munmap(zeros, kBytes);
+}
+
+// Catches: a norm whose last bits depend on the number of threads.
+BOOST_AUTO_TEST_CASE(squares_sum_to_the_same_bits_with_any_number_of_threads) {
+  auto flat = wave(1'000'003, 0.37);
+  auto threads = at::get_num_threads();
+  std::vector<double> sums;
+  for (int count : {1, 2, 3, 8}) {
+    at::set_num_threads(count);
+    sums.push_back(sum_of_squares(flat).item<double>());
+  }
+  at::set_num_threads(threads);
+  BOOST_TEST(sums == std::vector<double>(4, sums.front()), boost::test_tools::per_element());
 }

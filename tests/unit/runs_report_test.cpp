@@ -167,18 +167,19 @@ BOOST_FIXTURE_TEST_CASE(the_best_run_comes_first, SweepFolder) {
 
 // Catches: a table that wraps, whose columns shift, that tells a number of another run or hides what is wrong.
 BOOST_FIXTURE_TEST_CASE(the_table_is_one_line_a_run, SweepFolder) {
-  BOOST_TEST(report_table(report({"s"}), 120) ==
-             "run      state      steps  held-out  at    last    bpb    loss  tok/s  memory  requeues  in steps\n"
-             "best     done           1    1.5000   1  1.5000  4.500  3.0000    100    0 MB         0      0:00\n"
-             "worse    done           2    2.5000   1  2.7500  7.500  3.0000    100    0 MB         1      0:00\n"
-             "no eval  done           1         -   -       -  1.000  0.5000    100    0 MB         0      0:00\n"
-             "running  running        1         -   -       -  6.000  3.0000    100    0 MB         0      0:00\n"
-             "failed   failed 70      1    0.1000   1  0.1000  0.300  1.0000    100    0 MB         0      0:00\n"
-             "gone     missing        -         -   -       -      -       -      -       -         -         -\n"
-             "\nremarks\n"
-             "  failed: bad, \"very\"\n"
-             "\nsettings that differ, values from the best run to the worst\n"
-             "  optimizer.lr  1e-05, 0.2, 0.1, 0.5\n");
+  BOOST_TEST(
+      report_table(report({"s"}), 120) ==
+      "run      state      steps  held-out  at    last    bpb    loss  tok/s  memory  requeues  in steps     lr\n"
+      "best     done           1    1.5000   1  1.5000  4.500  3.0000    100    0 MB         0      0:00  1e-05\n"
+      "worse    done           2    2.5000   1  2.7500  7.500  3.0000    100    0 MB         1      0:00  1e-05\n"
+      "no eval  done           1         -   -       -  1.000  0.5000    100    0 MB         0      0:00    0.2\n"
+      "running  running        1         -   -       -  6.000  3.0000    100    0 MB         0      0:00    0.2\n"
+      "failed   failed 70      1    0.1000   1  0.1000  0.300  1.0000    100    0 MB         0      0:00    0.1\n"
+      "gone     missing        -         -   -       -      -       -      -       -         -         -    0.5\n"
+      "\nremarks\n"
+      "  failed: bad, \"very\"\n"
+      "\nsettings that differ, values from the best run to the worst\n"
+      "  optimizer.lr  1e-05, 0.2, 0.1, 0.5\n");
   std::string longest = "lr=0.001,a_very_long_\x1b[31mname_of_a_key=12345,\xc3\xa4\xc3\xb6seed=3";
   run("s/" + longest, {kHeader, step_line(1, 9.0), eval_line(1, 9.0)});
   for (int width : {80, 100, 120}) {
@@ -194,6 +195,59 @@ BOOST_FIXTURE_TEST_CASE(the_table_is_one_line_a_run, SweepFolder) {
     BOOST_TEST(widest <= static_cast<std::size_t>(width));
     BOOST_TEST(says(table, {"lr=0.001", "seed=3", ".."}));
   }
+}
+
+/// Two runs that differ in thirteen settings; one of them is called as a result is, two end alike, one is long.
+struct ManySettings : ReportFolder {
+  ManySettings() {
+    for (int i : {1, 2}) {
+      std::string model;
+      for (const char* key : {"a", "b", "c", "d", "e", "f", "g", "h"})
+        model += fmt::format("{}{}: {}{}, ", key, key, i, i);
+      auto config = fmt::format("data: {{files: {}, type: y{}}}\nmodel: {{{}zz: 0}}\n",
+                                std::string(30, static_cast<char>('k' + i)), i, model) +
+                    fmt::format("optimizer: {{lr: 0.{}}}\ntrain: {{steps: {}, type: x{}}}\n", i, 100 * i, i);
+      run(fmt::format("run{}", i), {kHeader, step_line(1, i), eval_line(1, i), kDone}, config);
+    }
+  }
+  std::string header(int width) const {
+    auto text = report_table(report({"run1", "run2"}), width);
+    return text.substr(0, text.find('\n'));
+  }
+};
+
+// Catches: results behind settings, or left out for them; two columns of one title; a long value that takes
+// the room of others.
+BOOST_FIXTURE_TEST_CASE(results_stand_before_settings, ManySettings) {
+  const std::string results =
+      "run   state  steps  held-out  at    last    bpb    loss  tok/s  memory  requeues  in steps";
+  const std::string settings = "  data.type  aa  bb  cc  dd  ee  ff  gg  hh   lr  train.steps  train.type";
+  for (int width : {200, 400}) BOOST_TEST(header(width) == results + settings);
+  auto least = static_cast<int>(results.size());
+  BOOST_TEST(header(least + 3) == results);
+  BOOST_TEST(header(least + 10) == results + "  aa  bb");
+  for (int width : {60, 80, 90}) {
+    auto narrow = header(width);
+    BOOST_TEST(says(narrow, {"run ", "state", "held-out", "loss", "tok/s"}));
+    BOOST_TEST(!says(narrow, {"aa"}));
+  }
+}
+
+// Catches: columns of a script's CSV file that move when runs come to differ in one setting more.
+BOOST_FIXTURE_TEST_CASE(the_csv_has_results_in_one_order_and_then_settings, ManySettings) {
+  const std::string results =
+      "run,folder,state,exit,reason,step,steps,best_eval_loss,best_eval_step,final_eval_loss,bits_per_byte,final_loss,"
+      "tokens_per_s,step_ms,data_ms,comm_ms,checkpoint_stall_ms,mem_peak_bytes,requeues,time_in_steps_s,dropped_pairs,"
+      "nonfinite_lines,mesh,hosts,parameters,active_parameters,version,remarks";
+  auto header_of = [&](const std::vector<std::string>& runs) {
+    auto text = report_csv(report(runs));
+    return text.substr(0, text.find("\r\n"));
+  };
+  BOOST_TEST(header_of({"run1"}) == results);
+  BOOST_TEST(header_of({"run1", "run2"}) ==
+             results +
+                 ",data.files,data.type,model.aa,model.bb,model.cc,model.dd,model.ee,model.ff,"
+                 "model.gg,model.hh,optimizer.lr,train.steps,train.type");
 }
 
 // Catches: a CSV file that a comma, a quote or a line end in a name or reason breaks; rounded numbers.

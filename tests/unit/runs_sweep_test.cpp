@@ -355,9 +355,10 @@ BOOST_FIXTURE_TEST_CASE(array_jobs_are_noted_by_index, SweepFixture) {
   BOOST_TEST(says(refusal_of([&] { submitted_jobs(out); }), {"jobs.txt: `slurm 12`"}));
 }
 
-// Catches: settings of the site that are lost, or win over the size of a point; -J ranges that PBS refuses.
+// Catches: settings of the site that are lost, or win over the size of a point; -J ranges that PBS refuses; settings of
+// the environment that do not reach the jobs.
 BOOST_FIXTURE_TEST_CASE(batch_commands_are_complete, SweepFixture) {
-  BatchSettings settings{"/m/jobs", "/s/lr", {"acc", "part", 4, "300", {"--qos=long", "-x", "n1"}}, 3};
+  BatchSettings settings{"/m/jobs", "/s/lr", {"acc", "part", 4, "300", {"--qos=long", "-x", "n1"}}, 3, {}};
   auto slurm = slurm_command(settings, {4, 2}, {0, 1, 2, 5});
   BOOST_TEST(slurm.command == (Texts{"sbatch", "--parsable", "--account=acc", "--partition=part", "--gpus-per-node=4",
                                      "--signal=B:USR1@300", "--cpus-per-task=2", "--qos=long", "-x", "n1",
@@ -371,6 +372,22 @@ BOOST_FIXTURE_TEST_CASE(batch_commands_are_complete, SweepFixture) {
              tt::per_element());
   BOOST_TEST(pbs[1].indices == std::vector<int>{5}, tt::per_element());
   BOOST_TEST(pbs[1].command.at(11) == "SWEEP=/s/lr,INDEX=5");
+  settings.given = {"MESHARD_MPI_OPTIONS", "PREFLIGHT"};
+  BOOST_TEST(pbs_commands(settings, {2, 8}, {5})[0].command.at(11) ==
+             "SWEEP=/s/lr,INDEX=5,MESHARD_MPI_OPTIONS,PREFLIGHT");
+  BOOST_TEST(slurm_command(settings, {4, 2}, {0, 1, 2, 5}).command == slurm.command, tt::per_element());
+  for (auto& [options, exports] :
+       std::vector<std::pair<Texts, Texts>>{{{"--export=ALL,A=b"}, {}},
+                                            {{"--export=NONE"}, {"--export=MESHARD_MPI_OPTIONS,PREFLIGHT"}},
+                                            {{"--export", "A"}, {"--export=A,MESHARD_MPI_OPTIONS,PREFLIGHT"}}}) {
+    settings.site.options = options;
+    Texts told;
+    for (auto& word : slurm_command(settings, {1, 0}, {0}).command) {
+      if (word.starts_with("--export=") && word != options[0]) told.push_back(word);
+    }
+    BOOST_TEST(told == exports, tt::per_element());
+  }
+  settings.given.clear();
   settings.site = {};
   settings.at_a_time.reset();
   BOOST_TEST(slurm_command(settings, {1, 0}, {0}).command ==

@@ -1,0 +1,224 @@
+// Which fields of a Hugging Face config.json are taken: all that transformers writes and publishers publish, and no
+// field of which it is unknown what it does.
+#include <unistd.h>
+
+#include <boost/test/unit_test.hpp>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+
+#include "base/error.h"
+#include "config/config.h"
+#include "config/hugging_face_table.h"
+
+using namespace meshard;
+using nlohmann::json;
+
+namespace {
+
+// What save_pretrained() of transformers 4.57.6 can write for any model (to_json_string(use_diff=False)).
+const auto kOf4 = json::parse(R"({"return_dict": true, "output_hidden_states": false, "torchscript": false,
+  "dtype": "float32", "pruned_heads": {}, "tie_word_embeddings": false, "chunk_size_feed_forward": 0,
+  "is_encoder_decoder": false, "is_decoder": false, "cross_attention_hidden_size": null, "add_cross_attention": false,
+  "tie_encoder_decoder": false, "finetuning_task": null, "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+  "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "task_specific_params": null, "problem_type": null,
+  "tokenizer_class": null, "prefix": null, "bos_token_id": 1, "pad_token_id": null, "eos_token_id": [2, 3],
+  "sep_token_id": null, "decoder_start_token_id": null, "max_length": 20, "min_length": 0, "do_sample": false,
+  "early_stopping": false, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0,
+  "repetition_penalty": 1.0, "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0,
+  "bad_words_ids": null, "num_return_sequences": 1, "output_scores": false, "return_dict_in_generate": false,
+  "forced_bos_token_id": null, "forced_eos_token_id": null, "remove_invalid_values": false,
+  "exponential_decay_length_penalty": null, "suppress_tokens": null, "begin_suppress_tokens": null,
+  "num_beam_groups": 1, "diversity_penalty": 0.0, "_name_or_path": "", "transformers_version": "4.57.6",
+  "tf_legacy_loss": false, "use_bfloat16": false, "output_attentions": false, "use_cache": true,
+  "hidden_act": "silu", "initializer_range": 0.02, "attention_bias": false, "attention_dropout": 0.0,
+  "rope_theta": 10000.0, "rope_scaling": null})");
+
+// The same of 5.18.0.
+const auto kOf5 = json::parse(R"({"transformers_version": "5.18.0", "output_hidden_states": false, "return_dict": true,
+  "dtype": "bfloat16", "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
+  "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": null,
+  "use_cache": true, "tie_word_embeddings": false, "pad_token_id": null, "bos_token_id": null, "eos_token_id": 2,
+  "_name_or_path": "", "output_attentions": false, "hidden_act": "silu", "initializer_range": 0.02,
+  "attention_bias": false, "attention_dropout": 0.0,
+  "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}})");
+
+json merged(json into, const json& from) {
+  into.update(from);
+  return into;
+}
+
+json sizes(const char* type, const char* model_class) {
+  return merged(json::parse(R"({"vocab_size": 264, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 32})"),
+                {{"model_type", type}, {"architectures", {model_class}}});
+}
+
+const json kFull = {"full_attention", "full_attention", "full_attention"};
+const json kWindows = {{"use_sliding_window", false}, {"sliding_window", nullptr}};
+const json kExperts = {{"moe_intermediate_size", 16}, {"num_experts_per_tok", 2}};
+
+// Every family, as a file that says no more than it must.
+json llama() {
+  return merged(sizes("llama", "LlamaForCausalLM"), {{"rms_norm_eps", 1e-6}});
+}
+json qwen3() {
+  return merged(sizes("qwen3", "Qwen3ForCausalLM"), {{"rms_norm_eps", 1e-6}});
+}
+json qwen3_moe() {
+  return merged(merged(sizes("qwen3_moe", "Qwen3MoeForCausalLM"), kExperts),
+                {{"rms_norm_eps", 1e-6}, {"num_experts", 8}, {"norm_topk_prob", true}});
+}
+json glm4_moe() {
+  return merged(merged(sizes("glm4_moe", "Glm4MoeForCausalLM"), kExperts),
+                {{"rms_norm_eps", 1e-5}, {"n_routed_experts", 8}});
+}
+
+struct HfFile {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("meshard-hf-fields-" + std::to_string(getpid()) + ".json");
+  ~HfFile() { std::filesystem::remove(path); }
+
+  ModelConfig read(const json& config) {
+    std::ofstream(path) << config;
+    return parse_config("schema: 1\nmodel: {from_hf: \"" + path.string() +
+                            "\"}\ndata: {type: synthetic}\ntrain: {steps: 1, global_batch_size: 1, seq_len: 8}\n",
+                        "run.yaml", {}, 1)
+        .model;
+  }
+
+  std::string refusal(const json& config) {
+    try {
+      read(config);
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+
+  void same(const json& plain, const json& full) {
+    const auto model = read(plain);
+    const auto message = refusal(full);
+    BOOST_TEST_REQUIRE(message == "accepted", message);
+    BOOST_TEST((read(full) == model), full);
+  }
+};
+
+}  // namespace
+
+// Catches: a field that transformers writes by itself and that is refused, or taken for something else.
+BOOST_FIXTURE_TEST_CASE(takes_all_that_transformers_writes, HfFile) {
+  for (const auto& common : {kOf4, kOf5}) {
+    same(llama(), merged(merged(common, llama()), {{"mlp_bias", false}, {"pretraining_tp", 1}}));
+    same(qwen3(), merged(merged(common, qwen3()), merged(kWindows, {{"max_window_layers", 28}, {"layer_types", kFull}})));
+    const json router = {{"decoder_sparse_step", 1},      {"output_router_logits", false}, {"router_aux_loss_coef", 0.001},
+                         {"mlp_only_layers", json::array()}};
+    same(qwen3_moe(), merged(merged(merged(common, qwen3_moe()), kWindows), router));
+    same(glm4_moe(), merged(merged(common, glm4_moe()), {{"partial_rotary_factor", 0.5}, {"n_shared_experts", 1},
+                                                         {"routed_scaling_factor", 1.0}, {"n_group", 1},
+                                                         {"topk_group", 1}, {"first_k_dense_replace", 1},
+                                                         {"norm_topk_prob", true}, {"use_qk_norm", false},
+                                                         {"num_nextn_predict_layers", 1}}));
+  }
+  // The newer name of the count of experts.
+  auto newer = qwen3_moe();
+  newer.erase("num_experts");
+  same(qwen3_moe(), merged(newer, {{"num_local_experts", 8}}));
+}
+
+// Catches: a published model that is refused. The fields are those of the files; sizes are small here.
+BOOST_FIXTURE_TEST_CASE(takes_published_models, HfFile) {
+  auto without_head_dim = llama();
+  without_head_dim.erase("head_dim");
+  same(llama(), merged(without_head_dim, json::parse(R"({"_name_or_path": "meta-llama/Llama-2-7b-hf", "bos_token_id": 1,
+    "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "max_length": 4096, "pad_token_id": 0,
+    "pretraining_tp": 1, "rope_scaling": null, "tie_word_embeddings": false, "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0", "use_cache": true})")));  // Llama 2
+  same(merged(llama(), {{"rope_theta", 500000.0}}),
+       merged(llama(), json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
+    "eos_token_id": 128001, "hidden_act": "silu", "initializer_range": 0.02, "pretraining_tp": 1, "rope_scaling": null,
+    "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.40.0.dev0", "use_cache": true})")));  // Llama 3
+  same(llama(), merged(llama(), json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "hidden_act": "silu",
+    "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null, "torch_dtype": "bfloat16"})")));  // SmolLM 2
+  const auto qwen = json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "hidden_act": "silu", "initializer_range": 0.02, "max_window_layers": 36,
+    "rope_scaling": null, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+    "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false})");
+  same(qwen3(), merged(qwen3(), qwen));  // Qwen3
+  const json router = {{"decoder_sparse_step", 1}, {"mlp_only_layers", json::array()}, {"output_router_logits", false},
+                       {"router_aux_loss_coef", 0.001}};
+  same(qwen3_moe(), merged(merged(qwen3_moe(), qwen), router));  // Qwen3 30B-A3B, 235B-A22B
+  same(qwen3_moe(), merged(merged(merged(qwen3_moe(), qwen), router),
+                           {{"qkv_bias", false}, {"shared_expert_intermediate_size", 0}, {"use_qk_norm", true}}));  // Coder
+  same(merged(glm4_moe(), {{"attention_bias", true}, {"use_qk_norm", true}, {"routed_scaling_factor", 2.5}}),
+       merged(glm4_moe(), json::parse(R"({"attention_bias": true, "attention_dropout": 0.0, "pad_token_id": 151329,
+    "eos_token_id": [151329, 151336, 151338], "hidden_act": "silu", "partial_rotary_factor": 0.5,
+    "initializer_range": 0.02, "norm_topk_prob": true, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1, "rope_scaling": null,
+    "tie_word_embeddings": false, "torch_dtype": "bfloat16", "transformers_version": "4.54.0", "use_cache": true,
+    "use_qk_norm": true})")));  // GLM 4.5
+}
+
+// Catches: a field that nobody here knows and that is passed over, however it is called: what it does is lost.
+BOOST_FIXTURE_TEST_CASE(refuses_unknown_fields_by_name, HfFile) {
+  for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
+    for (auto* name : {"attn_logit_softcapping", "is_casual", "logits_scaling", "use_bidirectional_attention", "", "RMS_NORM_EPS"}) {
+      for (const auto& value : {json(1.0), json(false), json(nullptr)}) {
+        const auto message = refusal(merged(plain, {{name, value}}));
+        BOOST_TEST(message.starts_with("config error: 1 problem in run.yaml"), message);
+        const auto said = std::string("`") + name + ": " + value.dump() + "` is not known of a " +
+                          plain["model_type"].get<std::string>();
+        BOOST_TEST(message.find(said) != std::string::npos, message);
+      }
+    }
+  }
+  // A field of one family is none of another.
+  BOOST_TEST(refusal(merged(llama(), {{"n_shared_experts", 0}})).find("is not known of a llama") != std::string::npos);
+  BOOST_TEST(refusal(merged(glm4_moe(), {{"mlp_only_layers", {0}}})).find("is not known of a glm4_moe") !=
+             std::string::npos);
+}
+
+// Catches: a null that is taken for "absent" where the class of transformers fails on it, or computes something else.
+BOOST_FIXTURE_TEST_CASE(refuses_nulls_that_no_class_takes, HfFile) {
+  auto refused = [&](const json& plain, const char* name) {
+    BOOST_TEST(refusal(merged(plain, {{name, nullptr}})) != "accepted", plain["model_type"] << " " << name);
+  };
+  for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
+    for (auto* name : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                       "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "initializer_range",
+                       "attention_bias", "attention_dropout", "tie_word_embeddings", "is_causal",
+                       "partial_rotary_factor"}) {
+      refused(plain, name);
+    }
+  }
+  refused(llama(), "mlp_bias");
+  for (auto* name : {"head_dim", "use_sliding_window"}) refused(qwen3(), name);
+  for (auto* name : {"head_dim", "num_key_value_heads", "use_sliding_window", "num_experts", "num_experts_per_tok",
+                     "moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step"}) {
+    refused(qwen3_moe(), name);
+  }
+  for (auto* name : {"head_dim", "num_key_value_heads", "n_routed_experts", "num_experts_per_tok", "n_shared_experts",
+                     "moe_intermediate_size", "norm_topk_prob", "n_group", "topk_group", "first_k_dense_replace",
+                     "routed_scaling_factor", "use_qk_norm"}) {
+    refused(glm4_moe(), name);
+  }
+}
+
+// Catches: a field that stands in the table twice, or becomes a key that there is none of: it would be lost.
+BOOST_AUTO_TEST_CASE(the_table_is_sound) {
+  std::set<std::string> keys;
+  for (const auto& doc : config_keys()) keys.insert(doc.key);
+  for (const auto& family : hugging_face_families()) {
+    std::set<std::string_view> names, taken;
+    for (const auto& field : family.fields) {
+      BOOST_TEST(names.insert(field.name).second, family.type << " " << field.name);
+      BOOST_TEST((field.use == HuggingFaceField::Use::Fixed) == !field.accepted.empty(), field.name);
+      if (field.key.empty()) continue;
+      BOOST_TEST(keys.contains("model." + std::string(field.key)), field.key);
+      BOOST_TEST(taken.insert(field.key).second, family.type << " " << field.key);
+    }
+  }
+}

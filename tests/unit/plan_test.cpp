@@ -1,0 +1,177 @@
+// From a config to what a run makes of it: bytes by hand, and the options of the rooms below.
+
+#include "plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <boost/test/unit_test.hpp>
+
+#include "base/error.h"
+#include "plan/assemble.h"
+#include "train/assemble.h"
+
+using namespace meshard;
+
+namespace {
+
+// Two layers of 2,592 parameters and a root of 2,064. Their rows, of 1 to 32 elements, pad them on 4 ranks to 2,688 and
+// 2,112 elements, 7,488 in all: divisible by 4.
+constexpr std::int64_t kLayer = 2688, kRoot = 2112, kAll = 2 * kLayer + kRoot;
+
+constexpr auto kDense = R"(
+schema: 1
+model:
+  {vocab_size: 64, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2,
+   intermediate_size: 32, tie_word_embeddings: false}
+train: {steps: 10, global_batch_size: 4, micro_batch_size: 1, seq_len: 8}
+optimizer: {lr: 1.0}
+lr_schedule: {warmup_steps: 0, min_lr: 0.0}
+data: {type: synthetic}
+)";
+
+constexpr auto kExperts = R"(
+schema: 1
+model:
+  {vocab_size: 64, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32,
+   moe: {n_routed_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}}
+train: {steps: 10, global_batch_size: 4, micro_batch_size: 1, seq_len: 8}
+data: {type: synthetic}
+)";
+
+Config config_with(std::vector<std::string> overrides, const char* text = kDense) {
+  return parse_config(text, "test.yaml", std::move(overrides), 4);
+}
+
+BytesPerRank planned(Strategy strategy, std::vector<std::string> overrides) {
+  overrides.insert(overrides.end(), {fmt::format("parallel.strategy={}", to_string(strategy)), "parallel.dp_outer=2"});
+  return make_plan(config_with(overrides), 4).bytes;
+}
+
+struct Expected {
+  Strategy strategy;
+  std::int64_t parameters, main_weights, main_grads, optimizer;
+};
+
+void check(const std::vector<Expected>& table, const std::vector<std::string>& overrides) {
+  for (auto& expected : table) {
+    BOOST_TEST_CONTEXT(to_string(expected.strategy)) {
+      auto bytes = planned(expected.strategy, overrides);
+      BOOST_TEST(bytes.parameters == expected.parameters);
+      BOOST_TEST(bytes.main_weights == expected.main_weights);
+      BOOST_TEST(bytes.main_grads == expected.main_grads);
+      BOOST_TEST(bytes.optimizer == expected.optimizer);
+    }
+  }
+}
+
+}  // namespace
+
+// Catches: state counted on too many ranks or too few, in another dtype, twice where two buffers are one, or not at all.
+BOOST_AUTO_TEST_CASE(bytes_at_rest_are_those_by_hand) {
+  const auto plan = make_plan(config_with({}), 4);
+  BOOST_REQUIRE(plan.units.size() == 3u);
+  BOOST_REQUIRE(plan.units[0].groups[0].layout.size() == kLayer);
+  BOOST_REQUIRE(plan.units[2].groups[0].layout.size() == kRoot);
+
+  // fp32 throughout: where the optimizer's part is the model's, they are one.
+  check({{Strategy::Ddp, 0, 29952, 29952, 59904},
+         {Strategy::Zero1, 29952, 14976, 44928, 29952},
+         {Strategy::Zero2, 29952, 14976, 14976, 29952},
+         {Strategy::Fsdp, 0, 7488, 7488, 14976},
+         {Strategy::Hsdp, 0, 14976, 14976, 29952},
+         {Strategy::Hfsdp, 14976, 7488, 22464, 14976}},
+        {});
+  // The model computes in bf16: 2 bytes more an element, and half of each gather.
+  check({{Strategy::Ddp, 14976, 29952, 29952, 59904},
+         {Strategy::Zero1, 14976, 14976, 44928, 29952},
+         {Strategy::Zero2, 14976, 14976, 14976, 29952},
+         {Strategy::Fsdp, 3744, 7488, 7488, 14976},
+         {Strategy::Hsdp, 7488, 14976, 14976, 29952},
+         {Strategy::Hfsdp, 7488, 7488, 22464, 14976}},
+        {"precision.param=bf16"});
+  BOOST_TEST(planned(Strategy::Fsdp, {"optimizer.type=sgd"}).optimizer == 0);
+}
+
+// Catches: a peak that forgets the root, the prefetched unit or the gradients of the unit above.
+BOOST_AUTO_TEST_CASE(unsharded_bytes_are_those_by_hand) {
+  struct Row {
+    Strategy strategy;
+    std::vector<std::string> overrides;
+    std::int64_t bytes;
+  };
+  const std::int64_t ahead = kAll, on_demand = kRoot + kLayer, reduced = kAll;  // elements
+  for (auto& row : std::vector<Row>{{Strategy::Ddp, {}, 0},
+                                    {Strategy::Zero2, {}, reduced * 4},
+                                    {Strategy::Fsdp, {}, (ahead + reduced) * 4},
+                                    {Strategy::Hsdp, {"parallel.prefetch=0"}, (on_demand + reduced) * 4},
+                                    {Strategy::Fsdp, {"precision.param=bf16"}, ahead * 2 + reduced * 4}}) {
+    BOOST_TEST(planned(row.strategy, row.overrides).unsharded_peak == row.bytes, to_string(row.strategy));
+  }
+}
+
+// Catches: activations of another number of tokens, layers or bytes; recomputation that is planned as if it kept all.
+BOOST_AUTO_TEST_CASE(activation_bytes_are_those_by_hand) {
+  // Of a token in fp32: rows of 16 elements are 64 bytes, of 32 are 128. A layer keeps 4 rows of the residual stream,
+  // 2 of queries, 2 of keys and values, 4 statistics of 4 bytes, and gate and up.
+  const std::int64_t attention = 4 * 64 + 2 * 64 + 2 * 64 + 16, dense = 2 * 128;
+  // Of the backward of a layer, and of one slice of the loss: logits in fp32 and once in the model's dtype.
+  const std::int64_t temporaries = 3 * 128 + 4 * 64 + 2 * (64 + 2 * 64), loss = 64 * (4 + 4);
+  const std::int64_t token = temporaries + loss + 4 * 64;  // and 4 rows outside the layers
+  auto bytes = [](const char* override) { return planned(Strategy::Fsdp, {override}).activations; };
+  BOOST_TEST(bytes("train.seq_len=8") == 8 * (2 * (attention + dense) + token));
+  BOOST_TEST(bytes("train.seq_len=16") == 16 * (2 * (attention + dense) + token));
+  BOOST_TEST(bytes("train.activation_checkpoint=full") == 8 * (2 * 64 + attention + dense + token));
+}
+
+// Catches: a schedule that a run does not follow because its name becomes another one.
+BOOST_AUTO_TEST_CASE(every_schedule_gives_a_run_its_own_rates) {
+  struct Row {
+    const char* type;
+    double at_4, at_5, at_9;  // of 10 steps from 1 to 0, 0-based
+  };
+  const double cos_4 = 0.5 * (1 + std::cos(0.4 * std::acos(-1.0))), cos_9 = 0.5 * (1 + std::cos(0.9 * std::acos(-1.0)));
+  for (auto& row : {Row{"constant", 1.0, 1.0, 1.0}, {"linear", 0.6, 0.5, 0.1}, {"cosine", cos_4, 0.5, cos_9},
+                    {"wsd", 1.0, 1.0, 0.5}}) {
+    std::vector<std::string> overrides{fmt::format("lr_schedule.type={}", row.type)};
+    if (std::string(row.type) == "wsd") overrides.push_back("lr_schedule.decay_steps=2");
+    const auto options = schedule_options(config_with(overrides));
+    const auto tolerance = boost::test_tools::tolerance(1e-12);
+    BOOST_TEST(learning_rate(options, 4) == row.at_4, tolerance);
+    BOOST_TEST(learning_rate(options, 5) == row.at_5, tolerance);
+    BOOST_TEST(learning_rate(options, 9) == row.at_9, tolerance);
+  }
+}
+
+// Catches: a word of the config that becomes another word's option, or what an option is without one.
+BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
+  auto dense = [](const char* override) { return config_with({override}); };
+  auto experts = [](const char* override) { return config_with({override}, kExperts); };
+  auto aux_loss = [](const char* type) {
+    return moe_options(config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)},
+                                   kExperts)).aux_loss;
+  };
+  using Aux = MoeOptions::AuxLoss;
+  using Scoring = MoeOptions::Scoring;
+  using Corpus = CorpusOptions::Type;
+
+  BOOST_CHECK(aux_loss("switch") == Aux::Switch);
+  BOOST_CHECK(aux_loss("sequence") == Aux::Sequence);
+  BOOST_CHECK(moe_options(experts("model.moe.aux_loss.type=none")).aux_loss == Aux::None);
+  BOOST_CHECK(moe_options(experts("model.moe.scoring_func=softmax")).scoring == Scoring::Softmax);
+  BOOST_CHECK(moe_options(experts("model.moe.scoring_func=sigmoid")).scoring == Scoring::Sigmoid);
+  BOOST_CHECK(corpus_options(dense("data.type=synthetic")).type == Corpus::Synthetic);
+  for (auto [word, type] : {std::pair{"text", Corpus::Text}, {"indexed", Corpus::Indexed}}) {
+    auto config = config_with({});
+    config.data.type = type == Corpus::Text ? DataConfig::Type::Text : DataConfig::Type::Indexed;
+    BOOST_CHECK_MESSAGE(corpus_options(config).type == type, word);
+  }
+  BOOST_CHECK(world_options(dense("comm.backend=auto")).backend == Backend::Auto);
+  BOOST_CHECK(world_options(dense("comm.backend=mpi")).backend == Backend::Mpi);
+  BOOST_CHECK(world_options(dense("comm.backend=nccl")).backend == Backend::Nccl);
+  BOOST_CHECK(make_optimizer(dense("optimizer.type=adamw"))->bytes_per_element() == 8);
+  BOOST_CHECK(make_optimizer(dense("optimizer.type=sgd"))->bytes_per_element() == 0);
+  BOOST_CHECK(decoder_config(dense("train.activation_checkpoint=full")).recompute);
+  BOOST_CHECK(!decoder_config(dense("train.activation_checkpoint=none")).recompute);
+  BOOST_CHECK(scalar_type(dense("precision.param=bf16").precision.param) == at::kBFloat16);
+  BOOST_CHECK(scalar_type(dense("precision.param=fp32").precision.param) == at::kFloat);
+}
