@@ -29,7 +29,7 @@ def as_root():
     os.environ.update({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                        "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"})
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SBATCH_", "PBS_", "MESHARD_")):
+        if name.startswith(("SLURM_", "SBATCH_", "PBS_", "MESHARD_", "OMP_")):
             del os.environ[name]
 
 
