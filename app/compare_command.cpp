@@ -2,12 +2,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <memory>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "checkpoint/compare.h"
 #include "checkpoint/store.h"
 #include "runs/compare.h"
@@ -37,7 +37,7 @@ bool same_metrics(const CompareArguments& arguments) {
   try {
     auto a = read_run(arguments.a), b = read_run(arguments.b);
     auto comparison = compare_runs(a, b, arguments.options);
-    std::cout << comparison_text(a, b, comparison);
+    Log::output(comparison_text(a, b, comparison));
     return comparison.same();
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(fmt::format("{} or {} has a value of another type than a run writes: {}", arguments.a.string(),
@@ -94,7 +94,7 @@ bool same_checkpoints(const CompareArguments& arguments) {
     pair.step = step_a == step_b || step_b.empty() ? step_a : step_a.empty() ? step_b : step_a + " against " + step_b;
     pair.comparison = compare_checkpoints(a, b, {.rtol = arguments.options.rtol, .exact = arguments.options.exact});
   }
-  std::cout << comparison_text(pairs);
+  Log::output(comparison_text(pairs));
   return std::ranges::all_of(pairs, [](auto& pair) { return pair.comparison.same(); });
 }
 
@@ -109,7 +109,7 @@ int compare(const CompareArguments& arguments) {
   }
   bool same = !runs || same_metrics(arguments);
   if (arguments.checkpoints) {
-    if (runs) std::cout << "\n";
+    if (runs) Log::output("\n");
     same = same_checkpoints(arguments) && same;
   }
   return same ? kExitDone : kExitDifferent;

@@ -1,4 +1,6 @@
-#include <iostream>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <memory>
 
 #include "app/commands.h"
@@ -29,7 +31,7 @@ int export_checkpoint(const ExportArguments& arguments) {
   for (auto& warning : export_model(reader, hf_model(config), files, arguments.out, options)) {
     Log::error("warning: " + warning);
   }
-  std::cout << "exported to " << arguments.out << "\n";
+  Log::output(fmt::format("exported to {}\n", arguments.out));
   return 0;
 }
 

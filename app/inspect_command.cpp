@@ -1,9 +1,9 @@
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "checkpoint/describe.h"
 #include "train/resume.h"
@@ -29,15 +29,16 @@ int inspect(const InspectArguments& arguments) {
   try {
     CheckpointReader reader(posix_file_system(), arguments.checkpoint);
     if (arguments.verify) found = verified(reader);
-    std::cout << (arguments.json ? describe_json(reader, arguments.keys).dump(1) + "\n"
-                                 : describe_text(reader, arguments.keys));
+    Log::output(arguments.json ? json_text(describe_json(reader, arguments.keys), 1) + "\n"
+                               : describe_text(reader, arguments.keys));
   } catch (const IoError& error) {
     if (!arguments.verify) throw;
     found.problems.push_back(error.what());
   }
   for (auto& problem : found.problems) Log::error(problem);
   if (!found.sound()) return kExitDifferent;
-  if (arguments.verify) (arguments.json ? std::cerr : std::cout) << found.checked_text() << "\n";
+  if (!arguments.verify) return kExitDone;
+  arguments.json ? Log::error(found.checked_text()) : Log::output(found.checked_text() + "\n");
   return kExitDone;
 }
 

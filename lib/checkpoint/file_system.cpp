@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory.h"
 
 namespace meshard {
 namespace {
@@ -234,9 +235,11 @@ std::vector<std::byte> read_file(FileSystem& files, const fs::path& path, std::i
     throw IoError(fmt::format("cannot read {}: {} bytes are more than the {} that such a file may have", path.string(),
                               file->size(), limit));
   }
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file->size()));
-  file->read(0, bytes);
-  return bytes;
+  return within_memory(path.string(), [&] {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(file->size()));
+    file->read(0, bytes);
+    return bytes;
+  });
 }
 
 void write_file(FileSystem& files, const fs::path& path, std::span<const std::byte> bytes) {

@@ -45,7 +45,7 @@ class FileSystem {
 /// The real one. One object serves all threads.
 FileSystem& posix_file_system();
 
-/// Local. A whole small file. IoError beyond `limit` bytes.
+/// Local. A whole small file. IoError beyond `limit` bytes, or what memory holds.
 std::vector<std::byte> read_file(FileSystem& files, const std::filesystem::path& path, std::int64_t limit = 1LL << 32);
 
 /// Local. Writes a small file whole and on the disk: to `path`.tmp, synced, then renamed.

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/torch_archive.h"
 
@@ -20,6 +21,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kNewestFormat = 1;
 constexpr std::size_t kListed = 20;
+constexpr std::size_t kLongestFileName = 64;  // it is kept with each of its items
 
 std::string shape_text(const Shape& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
@@ -99,21 +101,23 @@ CheckpointReader::~CheckpointReader() = default;
 
 void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
   auto path = folder_ / "meshard.json";
-  auto bytes = read_file(files_, path);
-  auto* text = reinterpret_cast<const char*>(bytes.data());
-  extra_ = Json::parse(text, text + bytes.size(), nullptr, /*allow_exceptions=*/false);
+  {
+    auto bytes = read_file(files_, path);
+    std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    extra_ = read_json<Json>(text, path.string() + " is damaged");
+  }
   bool sound = extra_.is_object() && extra_.contains("format") && extra_["format"].is_number_integer() &&
                extra_.contains("items") && extra_["items"].is_object();
   if (!sound) throw IoError(fmt::format("{} is damaged: it is not the JSON that a checkpoint has", path.string()));
-  auto content = extra_;
-  content.erase("crc32c");
-  auto unsummed = content.dump();
-  if (extra_.value("crc32c", Json()) != crc32c(std::as_bytes(std::span(unsummed)))) {
+  auto sum = extra_.value("crc32c", Json());
+  extra_.erase("crc32c");
+  auto unsummed = json_text(extra_);
+  if (sum != crc32c(std::as_bytes(std::span(unsummed)))) {
     throw IoError(fmt::format("{} is damaged: its checksum is not the one in it", path.string()));
   }
   if (extra_["format"] < 1 || extra_["format"] > kNewestFormat) {
     throw IoError(fmt::format("{} is of format {}, this version reads 1 to {}: use the version that wrote it",
-                              path.string(), extra_["format"].dump(), kNewestFormat));
+                              path.string(), json_text(extra_["format"]), kNewestFormat));
   }
   if (extra_.value("metadata_crc32c", Json()) != crc32c(pickled)) {
     throw IoError(
@@ -121,6 +125,7 @@ void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
   }
   try {
     for (auto& [name, rows] : extra_["items"].items()) {
+      if (name.size() > kLongestFileName) throw IoError(fmt::format("{} is damaged: a file's name", path.string()));
       for (auto& row : rows) sums_[{name, row.at(0)}] = {row.at(1), row.at(2)};
     }
   } catch (const Json::exception& error) {

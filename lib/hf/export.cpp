@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "hf/config_out.h"
 #include "hf/names.h"
 
@@ -71,7 +72,8 @@ std::vector<std::string> export_model(const CheckpointReader& from, const HfMode
   const auto values = [&](std::size_t i) {
     return values_of(from, parts[i], parts[i].fqn.empty() ? nullptr : &ours.at(parts[i].fqn), items[i].dtype);
   };
-  write_safetensors(files, out, items, values, {{"config.json", config.json.dump(2) + "\n"}}, options.shard_bytes);
+  write_safetensors(files, out, items, values, {{"config.json", json_text(config.json, 2) + "\n"}},
+                    options.shard_bytes);
   return config.warnings;
 }
 

@@ -7,6 +7,8 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/memory.h"
 #include "checkpoint/store.h"
 #include "comm/together.h"
 #include "hf/export.h"
@@ -79,7 +81,7 @@ Opened open_verified(World& world, FileSystem& files, const std::filesystem::pat
     auto problem = world.rank() == 0 && found.sound() ? contradiction(*opened.reader) : "";
     if (!problem.empty()) mine.push_back(problem);
   } catch (const std::exception& error) {
-    mine.push_back(error.what());
+    mine.push_back(message_of(error));
   }
   constexpr std::size_t kTold = 5;
   std::vector<std::string> distinct;
@@ -245,7 +247,7 @@ std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, c
     auto opened = open_verified(world, files, store.folder(step));
     auto& [reader, problem, _] = opened;
     bool renamed = reader && !reader->extra().is_null() && reader->extra().value("step", Json()) != step;
-    if (renamed) problem = fmt::format("it is of step {}", reader->extra().value("step", Json()).dump());
+    if (renamed) problem = fmt::format("it is of step {}", json_text(reader->extra().value("step", Json())));
     if (reader && !renamed) {
       auto loaded = load_all(world, opened, parts);
       loaded.notes = notes.empty() ? loaded.notes : notes + (loaded.notes.empty() ? "" : "\n" + loaded.notes);

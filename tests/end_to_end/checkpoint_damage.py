@@ -139,6 +139,8 @@ DAMAGE = (   # what, how, what must be said
     ("an empty meshard.json", lambda folder: edit(folder / "meshard.json", lambda data: b""),
      r"meshard\.json is damaged"),
     ("a meshard.json that leads nowhere", leads_nowhere, r"cannot open \S*meshard\.json: No such file"),
+    ("a meshard.json nested 100,000 deep", lambda folder: (folder / "meshard.json").write_bytes(b"[" * 100000),
+     r"meshard\.json is damaged: line 1, column 65: nested more than 64 deep"),
     ("a flipped bit in the data position", flip_in_position, r"meshard\.json is damaged"),
     ("a meshard.json without an item", without_a_row, ITEM),
     ("an item beyond the end of its file", beyond_the_file, ITEM),
@@ -217,8 +219,8 @@ def facts_that_cannot_be():
                         ({"config": "schema: 1"}, "the config in"), ({"tokens": -1}, "`tokens` is -1"),
                         ({"samples": 1}, "`samples` is 1; expected at least the `step`"),
                         ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1"),
-                         ({"data": 7}, "its record of the data"),
-                         ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
+                        ({"data": 7}, "its record of the data"),
+                        ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
                           "its record of the data")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
