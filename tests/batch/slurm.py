@@ -153,7 +153,7 @@ def array():
     pair = write_sweep(scratch("sweep"), {name: ("steps: 20", "steps: 20") for name in ("goes on", "stops")})
     run = Run(["jobs/submit.sh", "slurm", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time", "60",
                "--array", "0-1:1,1%2", pair, *sets(VALUES)], cwd=home, env=UNBOUND).wait(60)
-    expect("submit.sh of a sweep", run.code == 0 and "--array 0-1:1,1%2 jobs/slurm/array.sbatch" in run.out, run)
+    expect("submit.sh of a sweep", run.code == 0 and " jobs/slurm/array.sbatch " in run.out, run)
     number = re.search(r"Submitted batch job (\d+)", run.out)[1]
     expect("submit.sh notes the array, so that a sweep leaves it alone",
            (pair / "jobs.txt").read_text() == f"slurm {number} 0,1\n", run)
