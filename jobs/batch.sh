@@ -155,6 +155,7 @@ begin_pbs() {
   pbs_cpus
   write_hostfile
   set_mpirun --hostfile "$hostfile"
+  shield_agent
 }
 
 # An attribute of this job, as qstat tells it; nothing if it does not.

@@ -66,6 +66,26 @@ pbs_cpus() {
     END {for (host in cpus) print cpus[host]}' || true)
 }
 
+# An Open MPI that was built without PBS starts its daemons of other nodes through ssh or the like. The word to end, which
+# PBS sends to all processes of the job's session, would end that, and the run with it; in another session it does not
+# hear it. The guard of launch.sh knows it there.
+shield_agent() {
+  ((nodes > 1)) || return 0
+  local i agent agents=()
+  for i in "${!launcher[@]}"; do
+    if [[ ${launcher[i]} == plm_rsh_agent ]]; then
+      launcher[i + 1]="setsid ${launcher[i + 1]}"
+      return 0
+    fi
+  done
+  agents=$(ompi_info --parsable --param plm rsh --level 9 2>/dev/null | sed -n 's/^mca:plm:rsh:param:plm_rsh_agent:value://p')
+  IFS=: read -ra agents <<<"${agents//\"/}"
+  for agent in "${agents[@]}"; do   # mpirun takes the first that is there
+    read -r agent <<<"$agent"
+    if command -v "${agent%% *}" >/dev/null; then export OMPI_MCA_plm_rsh_agent="setsid $agent"; return 0; fi
+  done
+}
+
 # write_hostfile: from the node file, which has a line for each rank. A host without slots= may take as many ranks as it
 # has cores, however many lines it has.
 write_hostfile() {

@@ -146,7 +146,7 @@ def nodes_and_wrapper():
 @case
 def suspended_and_ended():
     """Catches: ranks outside of the job's session, which train on while the job is suspended; a TERM to all processes
-    (qdel) over which mpirun kills the ranks."""
+    (qdel) over which mpirun kills the ranks, or loses its daemons of other nodes."""
     folder = scratch("run")
     job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 1000000), **ONE_NODE)
     until(lambda: steps_logged(folder) >= 2, 120, "a step", job)
@@ -157,10 +157,20 @@ def suspended_and_ended():
     steps = steps_logged(folder)
     send(job, signal.SIGCONT)
     until(lambda: steps_logged(folder) > steps + 1, 60, "steps after it is resumed", job)
+    end_by_term("one node", folder, job)
+    for what, extra in (("two nodes", {}), ("two nodes, an agent of the site's", {
+            "OMPI_MCA_plm_rsh_agent": "false", "MESHARD_MPI_OPTIONS": f"--mca plm_rsh_agent {pbs.tools}/remote"})):
+        folder = scratch("run")
+        job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 1000000), extra=extra)
+        until(lambda: steps_logged(folder) >= 2, 120, "a step", job)
+        end_by_term(what, folder, job)
+
+
+def end_by_term(what, folder, job):
     send(job, signal.SIGTERM)
     job.wait(60)
-    expect("TERM to all: exit code 75, a checkpoint", job.code == 75 and len(steps_saved(folder)) == 1, job)
-    nothing_is_left("TERM to all", folder, job)
+    expect(f"{what}, TERM to all: exit code 75, a checkpoint", job.code == 75 and len(steps_saved(folder)) == 1, job)
+    nothing_is_left(f"{what}, TERM to all", folder, job)
 
 
 @case
