@@ -265,8 +265,10 @@ def pbs_scripts():
     successor = slurm.job(re.search(r"job (\d+) goes on", job.log)[1])
     successor.expect_ended("its successor", "COMPLETED")
     expect("its successor: the same nodes and time, and no further one", (
-        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit"), "restart 1:" in successor.log)
-        == ("2", "2", "00:05:00", True), successor)
+        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit")) == ("2", "2", "00:05:00") and
+        not cluster.call("squeue", "-h").strip(), successor)
+    expect("its successor: went on", "resuming after step" in (folder / "log.txt").read_text() and
+           Metrics(folder).texts("step") == list(range(1, 21)), successor)
     site.write_text(original)
 
 
