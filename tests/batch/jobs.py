@@ -37,7 +37,7 @@ def ranks_of(folder):
     """Processes of the run in `folder`, by rank."""
     found = {}
     for pid, command in processes():
-        if command[0] in ("build/meshard", str(BINARY)) and str(folder) in command:
+        if command[0] in ("build/meshard", str(BINARY)) and str(folder) in " ".join(command):
             variables = read_bytes(f"/proc/{pid}/environ").decode(errors="replace").split("\0")
             for text in variables:
                 if match := re.fullmatch(r"(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)", text):
