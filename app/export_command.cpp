@@ -1,11 +1,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <iostream>
 #include <memory>
 
 #include "app/commands.h"
-#include "base/error.h"
 #include "base/log.h"
 #include "config/config.h"
 #include "hf/export.h"
@@ -24,10 +22,7 @@ struct ExportArguments {
 int export_checkpoint(const ExportArguments& arguments) {
   auto& files = posix_file_system();
   CheckpointReader reader(files, arguments.checkpoint);
-  auto problems = reader.verify();
-  if (!problems.empty()) {
-    throw IoError(fmt::format("{} cannot be exported:\n  {}", arguments.checkpoint, fmt::join(problems, "\n  ")));
-  }
+  reader.require_sound("exported");
   auto fault = fault_note(reader);
   if (!fault.empty()) Log::error("warning: " + fault);
   ExportOptions options;
@@ -36,7 +31,7 @@ int export_checkpoint(const ExportArguments& arguments) {
   for (auto& warning : export_model(reader, hf_model(config), files, arguments.out, options)) {
     Log::error("warning: " + warning);
   }
-  std::cout << "exported to " << arguments.out << "\n";
+  Log::output(fmt::format("exported to {}\n", arguments.out));
   return 0;
 }
 

@@ -4,11 +4,13 @@
 #include <malloc.h>
 
 #include <climits>
+#include <sstream>
 
 #include "app/command_line.h"
 #include "app/commands.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "comm/launcher.h"
 #include "train/run.h"
 
@@ -55,9 +57,12 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {  // help and version too
-    int code = speaks ? app.exit(error) : error.get_exit_code();
+    std::ostringstream out, complaint;
+    int code = app.exit(error, out, complaint);
+    if (speaks) Log::output(out.str());
     if (code == 0) return kExitDone;
     auto meant = probably_meant(app, argc, argv);
+    if (speaks) Log::error(complaint.str().substr(0, complaint.str().find_last_not_of('\n') + 1));
     if (speaks && !meant.empty()) Log::error(meant);
     return kExitUsage;
   }
@@ -68,7 +73,7 @@ int main(int argc, char** argv) {
     if (speaks) Log::error(error.what());
     return error.code();
   } catch (const std::exception& error) {
-    Log::error(error.what());
+    Log::error(message_of(error));
     return kExitFailure;
   }
 }

@@ -2,6 +2,7 @@
 // A command that runs under mpirun.
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "comm/world.h"
 
 namespace meshard {
@@ -16,7 +17,7 @@ int on_every_rank(const WorldOptions& options, const Work& work) {
   } catch (const Error& error) {
     world.abandon(error.what(), error.code());
   } catch (const std::exception& error) {
-    world.abandon(error.what(), kExitFailure);
+    world.abandon(message_of(error), kExitFailure);
   }
 }
 

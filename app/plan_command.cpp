@@ -1,8 +1,9 @@
-#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
+#include "base/json_text.h"
+#include "base/log.h"
 #include "config/config.h"
 #include "plan/plan.h"
 
@@ -21,9 +22,9 @@ struct PlanArguments {
 int plan(const PlanArguments& arguments) {
   auto config = load_config(arguments.config, arguments.overrides, arguments.ranks);
   auto plan = make_plan(config, arguments.ranks);
-  std::cout << (arguments.json ? plan_json(plan, arguments.layout).dump(1)
-                               : plan_text(plan, arguments.layout, arguments.ranks_per_node))
-            << "\n";
+  Log::output((arguments.json ? json_text(plan_json(plan, arguments.layout), 1)
+                              : plan_text(plan, arguments.layout, arguments.ranks_per_node)) +
+              "\n");
   return 0;
 }
 

@@ -4,6 +4,7 @@
 
 #include "app/commands.h"
 #include "app/on_every_rank.h"
+#include "base/json_text.h"
 #include "base/log.h"
 #include "mesh/preflight.h"
 #include "plan/assemble.h"
@@ -37,7 +38,7 @@ int run_preflight(const PreflightArguments& arguments) {
     world.choose_backend(start);
     world.set_timeout(start.timeout);
     auto report = preflight(Mesh(world, shape), options);
-    Log(world.rank() == 0).print(arguments.json ? preflight_json(report).dump(1) : preflight_text(report));
+    Log(world.rank() == 0).print(arguments.json ? json_text(preflight_json(report), 1) : preflight_text(report));
     return kExitDone;
   });
 }

@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <ctime>
-#include <iostream>
 #include <memory>
 
 #include "app/commands.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/whole_file.h"
 #include "runs/report.h"
 
@@ -40,7 +40,7 @@ void write_report_file(const std::string& file, const std::string& text) {
 
 int report(const ReportArguments& arguments) {
   auto report = make_report({arguments.runs.begin(), arguments.runs.end()}, MESHARD_VERSION);
-  std::cout << report_table(report, terminal_width());
+  Log::output(report_table(report, terminal_width()));
   write_report_file(arguments.csv, report_csv(report));
   auto now = std::time(nullptr);
   auto made = fmt::format("{:%Y-%m-%d %H:%M}: {}", fmt::localtime(now), fmt::join(arguments.runs, " "));

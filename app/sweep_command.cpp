@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <iostream>
 #include <map>
 #include <memory>
 
@@ -155,7 +154,7 @@ int exit_code(const std::vector<PointStatus>& statuses, bool stopped) {
 
 void print_summary(const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses,
                    const std::string& folder, bool stopped) {
-  std::cout << "\n" << summary_table(points, statuses);
+  Log::output("\n" + summary_table(points, statuses));
   auto done = std::ranges::count_if(statuses, &PointStatus::done);
   Log().print(fmt::format("{}{} of {} points done{}", stopped ? "stopped; " : "", done, points.size(),
                           static_cast<std::size_t>(done) == points.size()
@@ -178,7 +177,7 @@ int sweep_points(const SweepArguments& arguments) {
   auto statuses = statuses_of(points, arguments.out);
   Log().print(ranks_text(points, ranks.has_value()));
   if (arguments.dry_run) {
-    std::cout << points_table(points, statuses);
+    Log::output(points_table(points, statuses));
     return kExitDone;
   }
   folder->write(sweep, points, ranks);

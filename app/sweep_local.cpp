@@ -13,6 +13,7 @@
 #include "base/cores.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "runs/sweep_batch.h"
 #include "runs/sweep_jobs.h"
 
@@ -73,7 +74,7 @@ class LiveTable {
     ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
     auto columns = size.ws_col > 1 ? size.ws_col - 1u : 79u, rows = size.ws_row > 2 ? size.ws_row - 2u : 22u;
     lines_ = std::min<std::size_t>(lines.size(), rows);
-    for (std::size_t i = 0; i < lines_; ++i) std::cout << lines[i].substr(0, columns) << "\n";
+    for (std::size_t i = 0; i < lines_; ++i) std::cout << printable(lines[i]).substr(0, columns) << "\n";
     std::cout << std::flush;
   }
 

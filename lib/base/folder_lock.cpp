@@ -13,6 +13,8 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/text.h"
 
 namespace meshard {
 
@@ -36,7 +38,7 @@ std::string process_start(pid_t pid) {
 std::string host_name() {
   char name[256] = {};
   gethostname(name, sizeof name - 1);
-  return name;
+  return printable(name);  // as the lock, which is JSON, can hold it
 }
 
 struct Owner {
@@ -55,10 +57,12 @@ struct Owner {
 // An empty or torn lock belongs to a process that died, or is just being written; age decides which.
 std::optional<Owner> read_owner(const fs::path& lock) {
   try {
-    auto json = nlohmann::json::parse(std::ifstream(lock));
+    auto json = read_json_file<nlohmann::json>(lock);
     Owner owner{json.at("host"), json.at("start"), json.at("pid"), {json.value("job", ""), {}}};
     if (json.contains("restarts")) owner.job.restarts = json["restarts"].get<int>();
     return owner;
+  } catch (const IoError&) {
+    return {};
   } catch (const nlohmann::json::exception&) {
     return {};
   }
@@ -71,7 +75,7 @@ bool create_lock(const fs::path& lock, const FolderLock::Job& job) {
   nlohmann::json owner{{"host", host_name()}, {"pid", getpid()}, {"start", process_start(getpid())}};
   if (!job.id.empty()) owner["job"] = job.id;
   if (job.restarts) owner["restarts"] = *job.restarts;
-  auto text = owner.dump() + "\n";
+  auto text = json_text(owner) + "\n";
   auto written = write(fd, text.data(), text.size());
   close(fd);
   if (written == static_cast<ssize_t>(text.size())) return true;

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 
 namespace meshard {
 
@@ -32,7 +33,7 @@ JsonLines::~JsonLines() {
 }
 
 void JsonLines::append(const nlohmann::ordered_json& object) {
-  auto line = object.dump() + "\n";
+  auto line = json_text(object) + "\n";
   bool written = std::fwrite(line.data(), 1, line.size(), file_) == line.size();
   if (std::fflush(file_) != 0 || !written) {
     throw IoError(fmt::format("cannot write {}: {}; free space there or choose another run.dir", path_.string(),

@@ -17,7 +17,8 @@ class JsonLines {
   JsonLines(const JsonLines&) = delete;
   JsonLines& operator=(const JsonLines&) = delete;
 
-  /// Local. Appends one line and flushes it. NaN and infinity become null, as JSON has no literal for them.
+  /// Local. Appends one line and flushes it. NaN and infinity become null, as JSON has no literal for them,
+  /// and bytes that are no UTF-8 U+FFFD.
   /// Throws IoError, naming the file and the reason (disk full), if the line did not reach the file.
   void append(const nlohmann::ordered_json& object);
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace meshard {
 
@@ -29,20 +30,24 @@ void Log::tee(const std::filesystem::path& file) {
 
 void Log::print(std::string_view text) {
   if (!speaks_) return;
-  auto line = fmt::format("{}{}\n", in_progress_ ? "\r\033[K" : "", text);
+  auto line = printable(text) + "\n";
+  write_whole(stdout, (in_progress_ ? "\r\033[K" : "") + line);
   in_progress_ = false;
-  write_whole(stdout, line);
-  if (file_) write_whole(file_, fmt::format("{}\n", text));
+  if (file_) write_whole(file_, line);
+}
+
+void Log::output(std::string_view text) {
+  write_whole(stdout, printable(text));
 }
 
 void Log::progress(std::string_view text) {
   if (!speaks_) return;
   in_progress_ = true;
-  write_whole(stdout, fmt::format("\r\033[K{}", text));
+  write_whole(stdout, "\r\033[K" + printable(text));
 }
 
 void Log::error(std::string_view text) {
-  write_whole(stderr, fmt::format("{}\n", text));
+  write_whole(stderr, printable(text) + "\n");
 }
 
 }  // namespace meshard

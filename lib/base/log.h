@@ -1,5 +1,6 @@
 #pragma once
-// The only printer. One Log per process, passed by reference; a rank that is not to speak gets a silent one.
+// The only printer. One Log per process, passed by reference; a rank that is not to speak gets a silent one. What it
+// prints may hold text of others (keys, names and values out of files): a terminal obeys none of it, see printable().
 
 #include <cstdio>
 #include <filesystem>
@@ -21,6 +22,9 @@ class Log {
   /// Local. One line (the newline is added), written at once and whole, so that ranks do not mix within a line.
   /// `print("a\nb")` is two lines in one write. Ends a progress line first.
   void print(std::string_view text);
+
+  /// Local. What a command was asked for, on standard output as it is: no line is ended, nothing goes to a file.
+  static void output(std::string_view text);
 
   /// Local. Replaces the current terminal line; not copied to the file.
   void progress(std::string_view text);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -50,20 +51,19 @@ std::size_t first_invalid_utf8(std::string_view text) {
 std::string printable(std::string_view text) {
   std::string safe;
   safe.reserve(text.size());
+  std::size_t copied = 0;  // of `text`, up to here
   for (std::size_t at = 0; at < text.size();) {
     auto [value, bytes] = decode(text.substr(at));
-    if (bytes == 0) {
-      safe += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at++]));
+    if (bytes != 0 && !obeyed_by_terminals(value)) {
+      at += bytes;
       continue;
     }
-    if (!obeyed_by_terminals(value)) {
-      safe += text.substr(at, bytes);
-    } else {
-      safe += fmt::format(fmt::runtime(value < 0x80 ? "\\x{:02x}" : "\\u{:04x}"), value);
-    }
-    at += bytes;
+    safe += text.substr(copied, at - copied);
+    if (bytes == 0) value = static_cast<unsigned char>(text[at]);
+    safe += fmt::format(fmt::runtime(bytes == 0 || value < 0x20 ? "\\x{:02x}" : "\\u{:04x}"), value);
+    copied = at += std::max<std::size_t>(bytes, 1);
   }
-  return safe;
+  return safe += text.substr(copied);
 }
 
 }  // namespace meshard

@@ -1,6 +1,6 @@
 #pragma once
-// Text that others wrote: config files, file names, checkpoint keys, host names, the environment. It may hold bytes that
-// are no UTF-8 (JSON cannot carry them) and control characters (a terminal obeys them).
+// Text that others wrote: config files, file names, checkpoint keys, host names, the environment. It may hold bytes
+// that are no UTF-8 (JSON cannot carry them) and control characters (a terminal obeys them).
 
 #include <cstddef>
 #include <string>
@@ -12,9 +12,10 @@ namespace meshard {
 /// surrogates, nothing above U+10FFFF); `text.size()` if there is none.
 std::size_t first_invalid_utf8(std::string_view text);
 
-/// Local. `text` safe to print: every control character but newline and tab (C0, DEL, C1 and the bidirectional overrides)
-/// and every byte that is not well-formed UTF-8 becomes `\x1b`, a code point above 0x7f `\u202e`. Printable text is
-/// returned as it is, so that applying it twice changes nothing.
+/// Local. `text` safe to print: every control character but newline and tab (C0, DEL, C1 and the bidirectional
+/// overrides) and every byte that is not well-formed UTF-8 becomes `\x1b`, a code point from DEL on `\u202e` (in JSON,
+/// which escapes the lower ones itself, that is the same text). Printable text is returned as it is, so that applying
+/// it twice changes nothing.
 std::string printable(std::string_view text);
 
 }  // namespace meshard

@@ -4,71 +4,76 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <random>
 
 #include "base/error.h"
+#include "base/hash.h"
 
 namespace meshard {
 namespace {
 
-/// A box, counted `weight` times.
-struct WeightedBox {
-  const Box* box;
-  std::int64_t weight;
+/// Numbers modulo the prime 2^61 - 1.
+class Residue {
+ public:
+  Residue(std::uint64_t value = 0) : value_(value % kPrime) {}
+  Residue operator+(Residue other) const { return {value_ + other.value_}; }
+  Residue operator-(Residue other) const { return {value_ + kPrime - other.value_}; }
+  Residue operator*(Residue other) const {
+    auto product = static_cast<unsigned __int128>(value_) * other.value_;
+    return {static_cast<std::uint64_t>(product & kPrime) + static_cast<std::uint64_t>(product >> 61)};
+  }
+  bool operator==(const Residue&) const = default;
+
+ private:
+  static constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+  std::uint64_t value_;
 };
 
-/// Order of what two boxes are from dimension `from` on.
-std::strong_ordering compare_rest(const Box& a, const Box& b, std::size_t from) {
-  for (auto dim = from; dim < a.sizes.size(); ++dim) {
-    if (auto order = a.offsets[dim] <=> b.offsets[dim]; order != 0) return order;
-    if (auto order = a.sizes[dim] <=> b.sizes[dim]; order != 0) return order;
+/// How often each element is covered is a function of its place. Its sum, each element weighted by a random number, and
+/// that a product of one for each coordinate, is a sum over boxes: the weight of a box is the product of those of its
+/// sides, each a difference of two random numbers, one for each place where a side may begin or end. So a cover is
+/// compared with the whole tensor in one pass over the boxes. Equal ones always have equal sums; two that differ have
+/// equal ones with a probability of at most 64 / 2^61 (a polynomial of the degree of the dimensions that is not zero:
+/// Schwartz, Zippel), whatever the boxes are: nobody who chose them knew the numbers.
+class Weights {
+ public:
+  Weights() {
+    std::random_device random;
+    seed_ = std::uint64_t{random()} << 32 | random();
   }
-  return std::strong_ordering::equal;
-}
 
-/// Boxes alike from dimension `from` on become one; those that cancel out go.
-void cancel(std::vector<WeightedBox>& boxes, std::size_t from) {
-  std::ranges::sort(boxes, [&](auto& a, auto& b) { return compare_rest(*a.box, *b.box, from) < 0; });
-  std::size_t kept = 0;
-  for (auto& box : boxes) {
-    if (kept > 0 && compare_rest(*boxes[kept - 1].box, *box.box, from) == 0) {
-      boxes[kept - 1].weight += box.weight;
-    } else {
-      if (kept > 0 && boxes[kept - 1].weight == 0) --kept;
-      boxes[kept++] = box;
+  /// Of a box's sides in dimensions [from, end).
+  Residue of(const Box& box, std::size_t from = 0) const {
+    Residue product = 1;
+    for (auto dim = from; dim < box.sizes.size(); ++dim) {
+      auto key = mix64(seed_ + dim);
+      product = product * (Residue(mix64(key ^ static_cast<std::uint64_t>(box.offsets[dim] + box.sizes[dim]))) -
+                           Residue(mix64(key ^ static_cast<std::uint64_t>(box.offsets[dim]))));
     }
+    return product;
   }
-  if (kept > 0 && boxes[kept - 1].weight == 0) --kept;
-  boxes.resize(kept);
-}
 
-/// How often each element is covered is a function of its place, a weighted sum of boxes. It is 0 everywhere exactly if
-/// all its differences, along each dimension in turn, are. The first place, in lexical order, with a difference is the
-/// first that is covered other than 0 times, and that often. Returns 0, or this count, with the place in `at`.
-std::int64_t first_nonzero(std::vector<WeightedBox> boxes, std::size_t dim, Shape& at) {
-  cancel(boxes, dim);
-  if (boxes.empty()) return 0;
-  if (dim == at.size()) return boxes[0].weight;
-  std::vector<std::pair<std::int64_t, WeightedBox>> changes;
-  changes.reserve(2 * boxes.size());
-  for (auto& [box, weight] : boxes) {
-    changes.push_back({box->offsets[dim], {box, weight}});
-    changes.push_back({box->offsets[dim] + box->sizes[dim], {box, -weight}});
+ private:
+  std::uint64_t seed_;
+};
+
+/// The first coordinate of dimension `dim` at which the boxes, from there on, do not cover what the whole tensor has.
+std::int64_t first_difference(const std::vector<const Box*>& boxes, const Box& all, std::size_t dim,
+                              const Weights& weights) {
+  std::vector<std::pair<std::int64_t, Residue>> changes = {{0, Residue() - weights.of(all, dim + 1)}};
+  for (auto* box : boxes) {
+    auto weight = weights.of(*box, dim + 1);
+    changes.push_back({box->offsets[dim], weight});
+    changes.push_back({box->offsets[dim] + box->sizes[dim], Residue() - weight});
   }
   std::ranges::sort(changes, {}, [](auto& change) { return change.first; });
-  for (auto change = changes.begin(); change != changes.end();) {
-    at[dim] = change->first;
-    std::vector<WeightedBox> here;
-    for (; change != changes.end() && change->first == at[dim]; ++change) here.push_back(change->second);
-    if (auto count = first_nonzero(std::move(here), dim + 1, at)) return count;
+  Residue sum;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    sum = sum + changes[i].second;
+    bool last = i + 1 == changes.size() || changes[i + 1].first != changes[i].first;
+    if (last && sum != Residue()) return changes[i].first;
   }
   return 0;
-}
-
-bool contains(const Box& box, const Shape& at) {
-  for (std::size_t dim = 0; dim < at.size(); ++dim) {
-    if (at[dim] < box.offsets[dim] || at[dim] >= box.offsets[dim] + box.sizes[dim]) return false;
-  }
-  return true;
 }
 
 bool inside(const Box& box, const Shape& shape) {
@@ -136,25 +141,30 @@ std::vector<Box> boxes_of_rows(std::int64_t begin, std::int64_t count, std::int6
 
 std::string tiling_problem(const Shape& shape, std::span<const Box> boxes) {
   auto all = whole(shape);
-  std::vector<WeightedBox> cover;
-  cover.reserve(boxes.size() + 1);
+  std::vector<const Box*> cover;
+  cover.reserve(boxes.size());
   for (auto& box : boxes) {
     if (!inside(box, shape)) {
       return fmt::format("box {} is not inside the tensor's shape [{}]", to_string(box), fmt::join(shape, ", "));
     }
-    if (std::ranges::count(box.sizes, 0) == 0) cover.push_back({&box, 1});
+    if (std::ranges::count(box.sizes, 0) == 0) cover.push_back(&box);
   }
-  if (std::ranges::count(shape, 0) == 0) cover.push_back({&all, -1});
-  Shape at(shape.size(), 0);
-  auto count = first_nonzero(std::move(cover), 0, at);
-  if (count == 0) return "";
+  if (std::ranges::count(shape, 0) > 0) return "";
+  Weights weights;
+  Residue sum;
+  for (auto* box : cover) sum = sum + weights.of(*box);
+  if (sum == weights.of(all)) return "";
+  Shape at(shape.size());
+  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
+    at[dim] = first_difference(cover, all, dim, weights);
+    std::erase_if(cover, [&](auto* box) {
+      return at[dim] < box->offsets[dim] || at[dim] >= box->offsets[dim] + box->sizes[dim];
+    });
+  }
   auto place = fmt::format("[{}]", fmt::join(at, ", "));
-  if (count < 0) return fmt::format("no box covers element {}", place);
-  std::vector<std::string> there;
-  for (auto& box : boxes) {
-    if (there.size() < 2 && contains(box, at)) there.push_back(to_string(box));
-  }
-  return fmt::format("boxes {} overlap at element {}", fmt::join(there, " and "), place);
+  if (cover.empty()) return fmt::format("no box covers element {}", place);
+  return fmt::format("boxes {} and {} overlap at element {}", to_string(*cover.front()), to_string(*cover.at(1)),
+                     place);
 }
 
 }  // namespace meshard

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/json_text.h"
 #include "base/number_ranges.h"
 #include "checkpoint/compare.h"
 
@@ -120,7 +121,7 @@ std::string details_text(const CheckpointComparison& found) {
 std::string step_text(const CheckpointReader& reader) {
   auto& extra = reader.extra();
   if (!extra.is_object() || !extra.contains("step")) return "";
-  return fmt::format("step {}", extra["step"].dump());
+  return fmt::format("step {}", json_text(extra["step"]));
 }
 
 std::string comparison_text(const std::vector<ComparedCheckpoints>& pairs) {

@@ -59,6 +59,7 @@ std::string python_text(const Value& value) {
       return fmt::format("a dict of {}", value.pairs().size());
     case Kind::Global:
       return value.text() + "." + value.name();
+    case Kind::Size:
     case Kind::Object:
     case Kind::Persistent:
       return value.items().empty() ? "an object" : python_text(value.items()[0]) + "(...)";

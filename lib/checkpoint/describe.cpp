@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 #include <fnmatch.h>
 
+#include "base/json_text.h"
+
 namespace meshard {
 
 namespace {
@@ -60,10 +62,11 @@ std::string describe_text(const CheckpointReader& reader, const std::string& key
   auto& extra = reader.extra();
   std::int64_t bytes = 0;
   for (auto& [_, entry] : metadata.tensors) bytes += bytes_of(entry);
-  auto text = extra.is_null() ? fmt::format("{}: written by PyTorch", reader.folder().string())
-                              : fmt::format("{}: step {}, {} samples, written by {} ranks", reader.folder().string(),
-                                            extra.value("step", Json()).dump(), extra.value("samples", Json()).dump(),
-                                            extra.value("ranks", Json()).dump());
+  auto text = extra.is_null()
+                  ? fmt::format("{}: written by PyTorch", reader.folder().string())
+                  : fmt::format("{}: step {}, {} samples, written by {} ranks", reader.folder().string(),
+                                json_text(extra.value("step", Json())), json_text(extra.value("samples", Json())),
+                                json_text(extra.value("ranks", Json())));
   text += fmt::format("\n{} tensors, {} values, {} bytes\n", metadata.tensors.size(), metadata.values.size(), bytes);
   for (auto& [key, entry] : metadata.tensors) {
     if (!matches(key, keys)) continue;

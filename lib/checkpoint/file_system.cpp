@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/memory.h"
 
 namespace meshard {
 namespace {
@@ -202,9 +203,10 @@ class PosixFileSystem final : public FileSystem {
 
   bool exists(const fs::path& path) override {
     std::error_code error;
-    bool is_there = fs::exists(path, error);
+    auto status = fs::symlink_status(path, error);
+    if (status.type() == fs::file_type::not_found) return false;
     check_os(error, "look for", path);
-    return is_there;
+    return true;
   }
 
   std::vector<std::string> list(const fs::path& folder) override {
@@ -233,9 +235,11 @@ std::vector<std::byte> read_file(FileSystem& files, const fs::path& path, std::i
     throw IoError(fmt::format("cannot read {}: {} bytes are more than the {} that such a file may have", path.string(),
                               file->size(), limit));
   }
-  std::vector<std::byte> bytes(static_cast<std::size_t>(file->size()));
-  file->read(0, bytes);
-  return bytes;
+  return within_memory(path.string(), [&] {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(file->size()));
+    file->read(0, bytes);
+    return bytes;
+  });
 }
 
 void write_file(FileSystem& files, const fs::path& path, std::span<const std::byte> bytes) {

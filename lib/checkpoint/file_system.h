@@ -38,14 +38,14 @@ class FileSystem {
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void sync_folder(const std::filesystem::path& path) = 0;  ///< its entries, to the disk
   virtual void remove_all(const std::filesystem::path& path) = 0;   ///< fine if it is not there
-  virtual bool exists(const std::filesystem::path& path) = 0;
+  virtual bool exists(const std::filesystem::path& path) = 0;  ///< also a link that leads nowhere: something is there
   virtual std::vector<std::string> list(const std::filesystem::path& folder) = 0;  ///< names, sorted; none if no folder
 };
 
 /// The real one. One object serves all threads.
 FileSystem& posix_file_system();
 
-/// Local. A whole small file. IoError beyond `limit` bytes.
+/// Local. A whole small file. IoError beyond `limit` bytes, or what memory holds.
 std::vector<std::byte> read_file(FileSystem& files, const std::filesystem::path& path, std::int64_t limit = 1LL << 32);
 
 /// Local. Writes a small file whole and on the disk: to `path`.tmp, synced, then renamed.

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/metadata_names.h"
 #include "checkpoint/pickle.h"
@@ -17,6 +18,9 @@ namespace {
 
 using pickle::Value;
 using Kind = Value::Kind;
+
+constexpr std::size_t kMostDimensions = 64;  // PyTorch's own limit
+constexpr std::size_t kLongestName = 255;    // of a file, on every system
 
 bool allowed_in_metadata(std::string_view module, std::string_view name) {
   auto one_of = [&](auto... names) { return ((name == names) || ...); };
@@ -98,13 +102,13 @@ std::int64_t MetadataReader::count(const Value& value, const std::string& where)
 }
 
 Shape MetadataReader::size(const Value& value, const std::string& where) const {
-  bool is_call = value.kind == Kind::Object && value.items()[0].is_global("torch", "Size");
-  if (!is_call || value.items()[1].items().size() != 1) fail(where, "no torch.Size");
-  Shape sizes;
-  auto& items = value.items()[1].items()[0].items();
-  sizes.reserve(items.size());
-  for (auto& item : items) sizes.push_back(count(item, where));
-  return sizes;
+  if (value.kind != Kind::Size) fail(where, "no torch.Size");
+  auto sizes = value.sizes();
+  if (sizes.size() > kMostDimensions) {
+    fail(where, fmt::format("{} dimensions; tensors have at most {}", sizes.size(), kMostDimensions));
+  }
+  if (!sizes.empty() && std::ranges::min(sizes) < 0) fail(where, "a size or offset is not a 64-bit count");
+  return {sizes.begin(), sizes.end()};
 }
 
 c10::ScalarType MetadataReader::dtype(const Value& properties, const std::string& where) const {
@@ -172,7 +176,8 @@ ItemPlace MetadataReader::place(const Value& value, const std::string& where) co
   auto& fields = state(value, kStorageModule, "_StorageInfo", where);
   ItemPlace place{text(field(fields, "relative_path", where), where), count(field(fields, "offset", where), where),
                   count(field(fields, "length", where), where)};
-  bool plain = place.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
+  bool plain =
+      place.file.size() <= kLongestName && place.file.find_first_of(std::string_view("/\\\0", 3)) == std::string::npos;
   if (!plain || place.file.empty() || place.file == "." || place.file == "..") {
     fail(where, "its data are said to lie in a file that is not one of the checkpoint's folder");
   }
@@ -193,8 +198,7 @@ ItemPlace& MetadataReader::place_of(const Value& index, const std::string& key) 
   if (tensor == metadata_.tensors.end() || !has_offset) fail(key, "data without an entry");
   auto& chunks = tensor->second.chunks;
   auto offsets = size(*offset, key);
-  auto chunk = std::ranges::lower_bound(
-      chunks, offsets, {}, [](auto& entry) -> auto& { return entry.box.offsets; });
+  auto chunk = std::ranges::lower_bound(chunks, offsets, {}, [](auto& entry) -> auto& { return entry.box.offsets; });
   if (chunk == chunks.end() || chunk->box.offsets != offsets) {
     fail(key, fmt::format("data at [{}], where no chunk begins", fmt::join(offsets, ", ")));
   }
@@ -261,7 +265,7 @@ CheckpointMetadata MetadataReader::read(const Value& root) {
 }  // namespace
 
 CheckpointMetadata decode_metadata(std::span<const std::byte> bytes, const std::string& what) {
-  return MetadataReader(what).read(pickle::read(bytes, what, allowed_in_metadata));
+  return within_memory(what, [&] { return MetadataReader(what).read(pickle::read(bytes, what, allowed_in_metadata)); });
 }
 
 }  // namespace meshard

@@ -26,7 +26,6 @@ class MetadataWriter {
   void entries(const CheckpointMetadata& metadata);
   void tensor(const TensorEntry& entry);
   void properties(c10::ScalarType dtype);
-  void size(const Shape& shape);
   void paths(const CheckpointMetadata& metadata);
   void storage(const CheckpointMetadata& metadata);
   void place(const ItemPlace& place);
@@ -53,15 +52,6 @@ class MetadataWriter {
   const Value contiguous_ = Value::call(global_of(kMetadataModule, "_MEM_FORMAT_ENCODING"), {Value::integer_of(0)});
 };
 
-void MetadataWriter::size(const Shape& shape) {
-  pickle::Items sizes;
-  for (auto size : shape) sizes.push_back(Value::integer_of(size));
-  out_.global("torch", "Size");
-  out_.tuple(sizes);
-  out_.op(pickle::kTuple1);
-  out_.op(pickle::kReduce);
-}
-
 void MetadataWriter::properties(c10::ScalarType dtype) {
   auto known = std::ranges::find(kDtypeNames, dtype, &DtypeName::dtype);
   if (known == kDtypeNames.end()) throw ArgumentError(fmt::format("{} is not a dtype of checkpoints", toString(dtype)));
@@ -73,13 +63,13 @@ void MetadataWriter::properties(c10::ScalarType dtype) {
 void MetadataWriter::tensor(const TensorEntry& entry) {
   out_.object(tensor_, [&] {
     field("properties", [&] { properties(entry.dtype); });
-    field("size", [&] { size(entry.shape); });
+    field("size", [&] { out_.size(entry.shape); });
     field("chunks", [&] {
       out_.list([&] {
         for (auto& chunk : entry.chunks) {
           out_.object(chunk_, [&] {
-            field("offsets", [&] { size(chunk.box.offsets); });
-            field("sizes", [&] { size(chunk.box.sizes); });
+            field("offsets", [&] { out_.size(chunk.box.offsets); });
+            field("sizes", [&] { out_.size(chunk.box.sizes); });
           });
         }
       });
@@ -115,7 +105,7 @@ void MetadataWriter::storage(const CheckpointMetadata& metadata) {
         out_.object(index_, [&] {
           text_field("fqn", key);
           field("index", [&] { out_.integer(static_cast<std::int64_t>(i)); });
-          field("offset", [&] { size(entry.chunks[i].box.offsets); });
+          field("offset", [&] { out_.size(entry.chunks[i].box.offsets); });
         });
         place(entry.chunks[i].place);
       }

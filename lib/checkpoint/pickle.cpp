@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 #include "base/error.h"
+#include "base/memory.h"
+#include "base/text.h"
 #include "checkpoint/pickle_reader.h"
 
 namespace meshard::pickle {
@@ -13,13 +16,14 @@ namespace {
 
 using Kind = Value::Kind;
 
-/// Names out of a hostile file end up on a terminal.
-std::string printable(std::string_view text) {
-  std::string out(text.substr(0, 100));
-  std::ranges::replace_if(
-      out, [](unsigned char c) { return c < 0x20 || c >= 0x7f; }, '?');
-  return out;
-}
+constexpr std::size_t kLongestName = 100;  // in messages
+
+/// What something shared takes from the allocator, besides itself.
+constexpr std::size_t kSharedMemory = 24;
+constexpr std::size_t kNodeMemory = sizeof(Value::Node) + kSharedMemory;
+constexpr std::size_t kTextsMemory = sizeof(Value::Texts) + kSharedMemory;
+
+constexpr std::size_t kWholeUnit = 16;
 
 }  // namespace
 
@@ -50,9 +54,31 @@ double Reader::big_double() {
   return std::bit_cast<double>(bits);
 }
 
+void Reader::charge(std::size_t bytes) {
+  held_ += bytes;
+  if (held_ > budget_) fail(fmt::format("its values would take more than {} bytes of memory", budget_));
+}
+
+/// Before `more` are put at the end. What the list leaves is another's, and may never be given back: not counted off.
+template <class List>
+void Reader::charge_growth(const List& list, std::size_t more) {
+  if (list.size() + more <= list.capacity()) return;
+  charge(std::max(list.size() + more, 2 * list.capacity()) * sizeof(typename List::value_type));
+}
+
 void Reader::push(Value value) {
-  if (++made_ > limits_.values) fail(fmt::format("more than {} values", limits_.values));
+  charge_growth(stack_, 1);
   stack_.push_back(std::move(value));
+}
+
+void Reader::push_texts(Value value) {
+  if (value.content) charge(kTextsMemory + value.text().size() + value.name().size());
+  push(std::move(value));
+}
+
+void Reader::push_node(Value value) {
+  charge(kNodeMemory);
+  push(std::move(value));
 }
 
 Value& Reader::top() {
@@ -81,26 +107,39 @@ void Reader::pop_or_mark() {
   }
 }
 
+/// What a copy that shares nothing takes.
+std::size_t Reader::whole_of(const Value& value) const {
+  if (auto* node = value.node()) return kNodeMemory + kWholeUnit * node->whole;
+  return sizeof value + (value.kind == Kind::Global ? 0 : value.text().size()) + value.sizes().size_bytes();
+}
+
 /// A container that something holds is complete. So none can come to hold itself, however the memo is used, and depths
 /// are known as containers are filled: nothing that walks or destroys a value recurses deeper than the limit.
 void Reader::hold(Value::Node& parent, const Value& child) const {
   auto* node = child.node();
   if (node) node->held = true;
   if (parent.held) fail("a container changes after its use, or holds itself");
-  if (node) parent.depth = std::max(parent.depth, node->depth + 1);
+  if (node) parent.depth = std::max<std::uint8_t>(parent.depth, node->depth + 1);
   if (parent.depth >= limits_.depth) fail(fmt::format("containers nested more than {} deep", limits_.depth));
+  auto whole = kWholeUnit * parent.whole + whole_of(child);
+  auto units = (whole + kWholeUnit - 1) / kWholeUnit;
+  parent.whole = static_cast<std::uint32_t>(std::min<std::size_t>(units, std::numeric_limits<std::uint32_t>::max()));
+  if (whole > 2 * budget_) {
+    fail(fmt::format("it shares values so often that copies of them would take more than {} bytes", 2 * budget_));
+  }
 }
 
 /// The children become the value's items.
 void Reader::push_new(Value value, std::span<Value> children) {
   auto& node = *value.node();
+  charge(children.size() * sizeof(Value));
   node.items.reserve(children.size());
   for (auto& child : children) {
     hold(node, child);
     node.items.push_back(std::move(child));
   }
   stack_.resize(stack_.size() - children.size());
-  push(std::move(value));
+  push_node(std::move(value));
 }
 
 void Reader::tuple_from(std::size_t begin) {
@@ -115,6 +154,7 @@ void Reader::append(std::size_t begin, Kind kind) {
   if (target.kind != kind) fail("items for something that is not a list or a set");
   auto& node = *target.node();
   for (auto& value : values) hold(node, value);
+  charge_growth(node.items, values.size());
   node.items.insert(node.items.end(), std::make_move_iterator(values.begin()), std::make_move_iterator(values.end()));
 }
 
@@ -133,12 +173,34 @@ void Reader::set_items(std::size_t begin) {
     hold(node, key);
     hold(node, value);
   }
+  charge_growth(node.pairs, pairs.size());
   node.pairs.insert(node.pairs.end(), std::make_move_iterator(pairs.begin()), std::make_move_iterator(pairs.end()));
+}
+
+/// The sizes of a torch.Size that is about to be called.
+std::optional<std::vector<std::int64_t>> Reader::sizes_of(const Value& callable, const Value& arguments) {
+  bool is_call = callable.is_global("torch", "Size") && arguments.items().size() == 1;
+  if (!is_call || arguments.items()[0].kind != Kind::Tuple) return {};
+  std::vector<std::int64_t> sizes;
+  for (auto& item : arguments.items()[0].items()) {
+    if (item.kind != Kind::Int || item.wide) return {};
+    sizes.push_back(item.integer);
+  }
+  return sizes;
 }
 
 void Reader::construct(bool by_newobj) {
   auto arguments = pop();
   auto callable = pop();
+  if (auto sizes = by_newobj ? std::nullopt : sizes_of(callable, arguments)) {
+    // The two tuples that it replaces go, unless the memo has them.
+    if (arguments.content.use_count() == 1) held_ -= kNodeMemory + sizeof(Value);
+    if (arguments.content.use_count() == 1 && arguments.items()[0].content.use_count() == 1) {
+      held_ -= kNodeMemory + sizes->size() * sizeof(Value);
+    }
+    charge(kSharedMemory + sizes->size() * sizeof(std::int64_t));
+    return push(Value::size(*sizes));
+  }
   if (callable.kind != Kind::Global || arguments.kind != Kind::Tuple)
     fail("a call that is not a global's with a tuple");
   auto node = std::make_shared<Value::Node>();
@@ -148,7 +210,8 @@ void Reader::construct(bool by_newobj) {
   value.kind = Kind::Object;
   value.by_newobj = by_newobj;
   value.content = std::move(node);
-  push(std::move(value));
+  charge(3 * sizeof(Value));
+  push_node(std::move(value));
 }
 
 void Reader::build() {
@@ -166,12 +229,15 @@ void Reader::persistent() {
   auto value = Value::persistent({});
   hold(*value.node(), id);
   value.node()->items[0] = std::move(id);
-  push(std::move(value));
+  charge(sizeof(Value));
+  push_node(std::move(value));
 }
 
 void Reader::global(std::string module, std::string name) {
-  if (!allowed_(module, name)) fail(fmt::format("`{}.{}` has no place here", printable(module), printable(name)));
-  push(Value::global(std::move(module), std::move(name)));
+  if (!allowed_(module, name))
+    fail(fmt::format("`{}.{}` has no place here", printable(module.substr(0, kLongestName)),
+                     printable(name.substr(0, kLongestName))));
+  push_texts(Value::global(std::move(module), std::move(name)));
 }
 
 void Reader::stack_global() {
@@ -184,6 +250,7 @@ void Reader::stack_global() {
 void Reader::put(std::size_t index) {
   if (index >= bytes_.size()) fail(fmt::format("memo entry {} in a file of {} bytes", index, bytes_.size()));
   if (index >= memo_.size()) {
+    charge_growth(memo_, index + 1 - memo_.size());
     memo_.resize(index + 1);
     in_memo_.resize(index + 1);
   }
@@ -198,7 +265,7 @@ void Reader::get(std::size_t index) {
 
 Value read(std::span<const std::byte> bytes, const std::string& what,
            bool (*allowed)(std::string_view module, std::string_view name), const Limits& limits) {
-  return Reader(bytes, what, allowed, limits).run();
+  return within_memory(what, [&] { return Reader(bytes, what, allowed, limits).run(); });
 }
 
 }  // namespace meshard::pickle

@@ -26,6 +26,7 @@ struct Value {
     Float,
     Text,
     Bytes,
+    Size,  ///< a torch.Size: sizes(). An index has several for each of its chunks
     List,  ///< items; so Tuple and Set
     Tuple,
     Set,
@@ -42,15 +43,16 @@ struct Value {
   bool by_newobj = false;  ///< Object: made by NEWOBJ rather than REDUCE
   bool wide = false;       ///< Int beyond 64 bits: text() is its LONG encoding, little-endian, integer 0
   union {
-    std::int64_t integer = 0;  ///< Bool, Int
+    std::int64_t integer = 0;  ///< Bool, Int; Size: how many
     double number;             ///< Float only
   };
 
   const std::string& text() const;  ///< Text (as its bytes are, UTF-8 or not), Bytes; Global: module. Else empty
   const std::string& name() const;  ///< Global. Else empty
-  const Items& items() const;       ///< empty for kinds without
-  const Pairs& pairs() const;       ///< empty for kinds without
-  Node* node() const;               ///< null for kinds without items and pairs
+  std::span<const std::int64_t> sizes() const;  ///< Size. Else empty
+  const Items& items() const;                   ///< empty for kinds without
+  const Pairs& pairs() const;                   ///< empty for kinds without
+  Node* node() const;                           ///< null for kinds without items and pairs
 
   static Value none();
   static Value boolean(bool value);
@@ -59,6 +61,7 @@ struct Value {
   static Value real(double value);
   static Value string(std::string value);
   static Value bytes(std::string value);
+  static Value size(std::span<const std::int64_t> sizes);
   static Value list(Items items);
   static Value tuple(Items items);
   static Value set(Items items);
@@ -74,7 +77,7 @@ struct Value {
   /// Local. The value of a text key of a Dict, the last one as in Python; null if there is none.
   const Value* find(std::string_view key) const;
 
-  std::shared_ptr<void> content;  ///< behind text() and name(): Texts; behind items() and pairs(): Node
+  std::shared_ptr<void> content;  ///< behind text(), name(): Texts; sizes(): numbers; items(), pairs(): Node
 };
 
 struct Value::Texts {
@@ -85,19 +88,24 @@ struct Value::Texts {
 struct Value::Node {
   Items items;
   Pairs pairs;
-  int depth = 0;      ///< the reader's: levels of containers below
-  bool held = false;  ///< the reader's: something holds it, so it is complete
+  // The reader's:
+  std::uint32_t whole = 0;  ///< what copies of all below would take, in units of 16 bytes; saturates
+  std::uint8_t depth = 0;   ///< levels of containers below
+  bool held = false;        ///< something holds it, so it is complete
 };
 
+/// Memory is `memory_per_byte` of the pickle's bytes, and `free_memory`. An index of chunks of matrices takes about 16.
 struct Limits {
-  int depth = 64;                   ///< of nested containers
-  std::size_t values = 50'000'000;  ///< made in all
+  int depth = 64;  ///< of nested containers, at most 255
+  std::size_t memory_per_byte = 32;
+  std::size_t free_memory = std::size_t{64} << 20;
 };
 
 /// Local. Parses a whole pickle. `allowed` decides on every global by module and name. Throws IoError, naming `what`
 /// and the byte offset: an opcode outside the list of dcp.md section 3 (and BINPERSID), a global that is not allowed
-/// (named), a container that holds itself, anything truncated, malformed or beyond the limits, bytes after the end.
-/// Memory stays proportional to the input.
+/// (named), a container that holds itself, anything truncated, malformed or beyond the limits, bytes after the end. The
+/// limit of memory holds for the value as it is, and twice of it for one in which nothing is shared: walking it is safe
+/// too.
 Value read(std::span<const std::byte> bytes, const std::string& what,
            bool (*allowed)(std::string_view module, std::string_view name), const Limits& limits = {});
 

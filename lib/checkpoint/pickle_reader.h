@@ -2,6 +2,7 @@
 // The machine that a pickle is a program for, without its calls. Behind pickle.h; nothing else includes it.
 
 #include <cstring>
+#include <optional>
 
 #include "checkpoint/pickle.h"
 
@@ -14,7 +15,8 @@ class Reader {
       : bytes_(reinterpret_cast<const char*>(bytes.data()), bytes.size()),
         what_(what),
         allowed_(allowed),
-        limits_(limits) {}
+        limits_(limits),
+        budget_(limits.free_memory + limits.memory_per_byte * bytes.size()) {}
 
   /// Local. Runs the program to its end; errors as read() says.
   Value run();
@@ -31,7 +33,13 @@ class Reader {
   std::string_view line();
   double big_double();
 
+  void charge(std::size_t bytes);
+  template <class List>
+  void charge_growth(const List& list, std::size_t more);
+
   void push(Value value);
+  void push_texts(Value value);
+  void push_node(Value value);
   void push_new(Value value, std::span<Value> children);
   Value& top();
   Value pop();
@@ -40,8 +48,10 @@ class Reader {
   void pop_or_mark();
 
   void hold(Value::Node& parent, const Value& child) const;
+  std::size_t whole_of(const Value& value) const;
   void append(std::size_t begin, Value::Kind kind);
   void set_items(std::size_t begin);
+  static std::optional<std::vector<std::int64_t>> sizes_of(const Value& callable, const Value& arguments);
   void construct(bool by_newobj);
   void build();
   void persistent();
@@ -58,9 +68,9 @@ class Reader {
   const std::string& what_;
   bool (*allowed_)(std::string_view, std::string_view);
   Limits limits_;
-  std::size_t at_ = 0;     ///< next byte
-  std::size_t op_at_ = 0;  ///< of the opcode, for messages
-  std::size_t made_ = 0;
+  std::size_t at_ = 0;             ///< next byte
+  std::size_t op_at_ = 0;          ///< of the opcode, for messages
+  std::size_t budget_, held_ = 0;  ///< bytes of memory
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;  ///< stack sizes
   std::vector<Value> memo_;

@@ -26,21 +26,21 @@ void Reader::step_scalar(std::uint8_t op) {
     case kBinInt2:
       return push(Value::integer_of(little<std::uint16_t>()));
     case kLong1:
-      return push(Value::integer_of_bytes(take(little<std::uint8_t>())));
+      return push_texts(Value::integer_of_bytes(take(little<std::uint8_t>())));
     case kLong4:
-      return push(Value::integer_of_bytes(take(little<std::int32_t>())));
+      return push_texts(Value::integer_of_bytes(take(little<std::int32_t>())));
     case kBinFloat:
       return push(Value::real(big_double()));
     case kShortBinUnicode:
-      return push(text(take(little<std::uint8_t>())));
+      return push_texts(text(take(little<std::uint8_t>())));
     case kBinUnicode:
-      return push(text(take(little<std::uint32_t>())));
+      return push_texts(text(take(little<std::uint32_t>())));
     case kBinUnicode8:
-      return push(text(take(little<std::uint64_t>())));
+      return push_texts(text(take(little<std::uint64_t>())));
     case kShortBinBytes:
-      return push(Value::bytes(std::string(take(little<std::uint8_t>()))));
+      return push_texts(Value::bytes(std::string(take(little<std::uint8_t>()))));
     case kBinBytes:
-      return push(Value::bytes(std::string(take(little<std::uint32_t>()))));
+      return push_texts(Value::bytes(std::string(take(little<std::uint32_t>()))));
     default:
       fail(fmt::format("opcode 0x{:02x} has no place here", op));
   }
@@ -53,11 +53,11 @@ void Reader::step_container(std::uint8_t op) {
   };
   switch (op) {
     case kEmptyList:
-      return push(Value::list({}));
+      return push_node(Value::list({}));
     case kEmptyDict:
-      return push(Value::dict({}));
+      return push_node(Value::dict({}));
     case kEmptySet:
-      return push(Value::set({}));
+      return push_node(Value::set({}));
     case kEmptyTuple:
       return push(empty_tuple_);
     case kTuple1:

@@ -43,6 +43,7 @@ class Stream {
     op(kBuild);
   }
   void tuple(const Items& items);
+  void size(std::span<const std::int64_t> sizes);
 
   /// The whole pickle; nothing can follow.
   std::string finish();

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "checkpoint/pickle.h"
 
 namespace meshard::pickle {
@@ -47,6 +49,11 @@ const std::string& Value::name() const {
   return kind == Kind::Global ? static_cast<const Texts*>(content.get())->name : empty;
 }
 
+std::span<const std::int64_t> Value::sizes() const {
+  if (kind != Kind::Size) return {};
+  return {static_cast<const std::int64_t*>(content.get()), static_cast<std::size_t>(integer)};
+}
+
 const Items& Value::items() const {
   static const Items empty;
   auto* mine = node();
@@ -86,6 +93,13 @@ Value Value::string(std::string value) {
 }
 Value Value::bytes(std::string value) {
   return with_texts(Kind::Bytes, std::move(value));
+}
+Value Value::size(std::span<const std::int64_t> sizes) {
+  auto numbers = std::make_shared<std::int64_t[]>(sizes.size());
+  std::ranges::copy(sizes, numbers.get());
+  auto value = of_kind(Kind::Size, std::move(numbers));
+  value.integer = std::ssize(sizes);
+  return value;
 }
 Value Value::list(Items items) {
   return with_node(Kind::List, std::move(items));

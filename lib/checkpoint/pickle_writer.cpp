@@ -94,6 +94,15 @@ void Stream::tuple(const Items& items) {
   op(is_short ? kShort[items.size()] : kTuple);
 }
 
+void Stream::size(std::span<const std::int64_t> sizes) {
+  Items items;
+  for (auto size : sizes) items.push_back(Value::integer_of(size));
+  global("torch", "Size");
+  tuple(items);
+  op(kTuple1);
+  op(kReduce);
+}
+
 void Stream::pairs(const Pairs& pairs) {
   for (auto& [key, held] : pairs) {
     value(key);
@@ -124,6 +133,8 @@ void Stream::value(const Value& value) {
       return real(value.number);
     case Kind::Text:
       return text(value.text());
+    case Kind::Size:
+      return size(value.sizes());
     case Kind::List:
       return list([&] {
         for (auto& item : value.items()) this->value(item);

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/torch_archive.h"
 #include "comm/together.h"
@@ -189,9 +190,9 @@ void SaveJob::Parts::write_commit_record(const std::vector<std::string>& told) {
 
   Json ours{{"format", kFormat}, {"metadata_crc32c", crc32c(bytes_of(pickled))}, {"items", std::move(listed)}};
   if (extra.is_object()) ours.update(extra);
-  ours["crc32c"] = crc32c(bytes_of(ours.dump()));
+  ours["crc32c"] = crc32c(bytes_of(json_text(ours)));
   auto partial = partial_folder(folder);
-  write_file(files, partial / "meshard.json", bytes_of(ours.dump()));
+  write_file(files, partial / "meshard.json", bytes_of(json_text(ours)));
   write_file(files, partial / ".metadata", bytes_of(pickled));
   files.sync_folder(partial);
   files.remove_all(folder);  // a damaged one of this step, which the run did not begin from

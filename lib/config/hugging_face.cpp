@@ -2,20 +2,19 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <set>
-#include <stdexcept>
 #include <vector>
 
+#include "base/error.h"
+#include "base/json_text.h"
 #include "config/hugging_face_fields.h"
 
 namespace meshard {
 namespace {
 
 using nlohmann::json;
+
+constexpr std::size_t kLargestConfig = std::size_t{16} << 20;
 
 class Importer {
  public:
@@ -82,7 +81,8 @@ class Importer {
                 : value.is_null()   ? YamlNode::Kind::Null
                                     : YamlNode::Kind::Scalar;
     node.quoted = value.is_string();
-    if (node.kind == YamlNode::Kind::Scalar) node.text = value.is_string() ? value.get<std::string>() : value.dump();
+    if (node.kind == YamlNode::Kind::Scalar)
+      node.text = value.is_string() ? value.get<std::string>() : json_text(value);
     add_child(map, key, std::move(node));
   }
 
@@ -107,30 +107,16 @@ class Importer {
   const Place& place_;
 };
 
-// The parser alone would keep the last of two equal keys.
-json parse_strictly(std::istream& in) {
-  std::vector<std::set<json>> open;
-  return json::parse(in, [&](int, json::parse_event_t event, const json& parsed) {
-    if (event == json::parse_event_t::object_start) open.emplace_back();
-    if (event == json::parse_event_t::object_end) open.pop_back();
-    if (event == json::parse_event_t::key && !open.back().insert(parsed).second) {
-      throw std::runtime_error(fmt::format("the key {} comes twice in one object; expected it once", parsed.dump()));
-    }
-    return true;
-  });
-}
-
 }  // namespace
 
-std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& place, Report& report) {
-  auto refuse = [&](const std::string& why) { report.add(place, "model.from_hf", why); };
-  std::ifstream in(file);
+std::optional<YamlNode> read_hugging_face(const std::string& file, const std::string& key, const Place& place,
+                                          Report& report) {
+  auto refuse = [&](const std::string& why) { report.add(place, key, why); };
   json root;
   try {
-    if (!in) throw std::runtime_error(std::strerror(errno));
-    root = parse_strictly(in);
-  } catch (const std::exception& error) {
-    refuse(fmt::format("cannot read {}: {}; expected a Hugging Face config.json", file, error.what()));
+    root = read_json_file<json>(file, {.text = kLargestConfig});
+  } catch (const IoError& error) {
+    refuse(fmt::format("{}; expected a Hugging Face config.json", error.what()));
     return {};
   }
   if (!root.is_object()) {
@@ -142,11 +128,11 @@ std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& 
   from.via = file;
   if (!fields.known_type()) {
     report.add(
-        from, "model.from_hf",
+        from, key,
         fmt::format("model_type `{}` is not known; expected llama, qwen3, qwen3_moe or glm4_moe", fields.type()));
     return {};
   }
-  refuse_what_we_lack(fields, from, report);
+  refuse_what_we_lack(fields, key, from, report);
   return Importer(fields, from).model();
 }
 

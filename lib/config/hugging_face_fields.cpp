@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/json_text.h"
+
 namespace meshard {
 namespace {
 
@@ -16,8 +18,8 @@ using nlohmann::json;
 
 class Refusals {
  public:
-  Refusals(const HuggingFaceFields& fields, const Place& place, Report& report)
-      : fields_(fields), place_(place), report_(report) {}
+  Refusals(const HuggingFaceFields& fields, const std::string& key, const Place& place, Report& report)
+      : fields_(fields), key_(key), place_(place), report_(report) {}
 
   void all() {
     for (const auto& [name, value] : fields_.all().items()) check_field(name, value);
@@ -33,12 +35,12 @@ class Refusals {
   }
 
  private:
-  void refuse(const std::string& what) { report_.add(place_, "model.from_hf", what); }
+  void refuse(const std::string& what) { report_.add(place_, key_, what); }
 
   std::string shown(const std::string& name) const {
     constexpr std::size_t kLongest = 80;
     if (!fields_.has(name)) return fmt::format("`{}` (absent)", name);
-    auto value = fields_[name].dump();
+    auto value = json_text(fields_[name]);
     return fmt::format("`{}: {:.{}}{}`", name, value, kLongest, value.size() > kLongest ? ".." : "");
   }
 
@@ -56,7 +58,7 @@ class Refusals {
     }
     if (field->use != HuggingFaceField::Use::Fixed || std::ranges::count(field->accepted, value) > 0) return;
     std::string expected;
-    for (const auto& accepted : field->accepted) expected += accepted.dump() + " or ";
+    for (const auto& accepted : field->accepted) expected += json_text(accepted) + " or ";
     refuse_unless(false, name, expected + "no such field");
   }
 
@@ -93,7 +95,7 @@ class Refusals {
       const auto inner = rope.value(name, json());
       refuse_unless(inner.is_null() || fields_[name].is_null() || inner == fields_[name], name,
                     fmt::format("{} as in rope_parameters, or a transformers_version of 5, which says that those hold",
-                                inner.dump()));
+                                json_text(inner)));
     }
   }
 
@@ -117,13 +119,13 @@ class Refusals {
     const auto &kinds = fields_[name], &layers = fields_["num_hidden_layers"];
     if (kinds.is_null()) return;
     if (!kinds.is_array() || (layers.is_number_integer() && layers != kinds.size())) {
-      return refuse_unless(false, name, fmt::format("a list of num_hidden_layers = {} texts", layers.dump()));
+      return refuse_unless(false, name, fmt::format("a list of num_hidden_layers = {} texts", json_text(layers)));
     }
     for (std::size_t i = 0; i < kinds.size(); ++i) {
       const auto* right = i < leading ? before : after;
       if (kinds[i] == right) continue;
       return refuse(fmt::format("`{}` has {} for layer {}, which cannot be honoured; expected \"{}\"", name,
-                                kinds[i].dump(), i, right));
+                                json_text(kinds[i]), i, right));
     }
   }
 
@@ -150,6 +152,7 @@ class Refusals {
   }
 
   const HuggingFaceFields& fields_;
+  const std::string& key_;
   const Place& place_;
   Report& report_;
 };
@@ -182,8 +185,8 @@ bool HuggingFaceFields::of_transformers_5() const {
   return version.is_string() && std::atoi(version.get_ref<const std::string&>().c_str()) >= 5;
 }
 
-void refuse_what_we_lack(const HuggingFaceFields& fields, const Place& place, Report& report) {
-  Refusals(fields, place, report).all();
+void refuse_what_we_lack(const HuggingFaceFields& fields, const std::string& key, const Place& place, Report& report) {
+  Refusals(fields, key, place, report).all();
 }
 
 }  // namespace meshard

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "hf/config_out.h"
 #include "hf/names.h"
 
@@ -21,16 +22,7 @@ bool is_spare(const std::string& fqn, const HfModel& model) {
 }
 
 void require_fit(const CheckpointReader& from, const HfModel& model) {
-  StateDict wanted;
-  for (auto& [fqn, shape] : model_tensors(model)) {
-    const auto key = kWeights + fqn;
-    if (is_spare(fqn, model) && !from.metadata().tensors.contains(key)) continue;
-    StateTensor tensor;
-    tensor.key = key;
-    tensor.shape = shape;
-    wanted.tensors.push_back(std::move(tensor));
-  }
-  const auto mismatch = from.compare(wanted, kWeights);
+  const auto mismatch = fit_of(from, model);
   if (mismatch.empty()) return;
   throw IoError(fmt::format("{} is not a checkpoint of this model:{}", from.folder().string(), mismatch.text()));
 }
@@ -48,6 +40,19 @@ at::Tensor values_of(const CheckpointReader& from, const FileTensor& part, const
 }
 
 }  // namespace
+
+Mismatch fit_of(const CheckpointReader& from, const HfModel& model) {
+  StateDict wanted;
+  for (auto& [fqn, shape] : model_tensors(model)) {
+    const auto key = kWeights + fqn;
+    if (is_spare(fqn, model) && !from.metadata().tensors.contains(key)) continue;
+    StateTensor tensor;
+    tensor.key = key;
+    tensor.shape = shape;
+    wanted.tensors.push_back(std::move(tensor));
+  }
+  return from.compare(wanted, kWeights);
+}
 
 std::vector<std::string> export_model(const CheckpointReader& from, const HfModel& model, FileSystem& files,
                                       const std::filesystem::path& out, const ExportOptions& options) {
@@ -67,7 +72,8 @@ std::vector<std::string> export_model(const CheckpointReader& from, const HfMode
   const auto values = [&](std::size_t i) {
     return values_of(from, parts[i], parts[i].fqn.empty() ? nullptr : &ours.at(parts[i].fqn), items[i].dtype);
   };
-  write_safetensors(files, out, items, values, {{"config.json", config.json.dump(2) + "\n"}}, options.shard_bytes);
+  write_safetensors(files, out, items, values, {{"config.json", json_text(config.json, 2) + "\n"}},
+                    options.shard_bytes);
   return config.warnings;
 }
 

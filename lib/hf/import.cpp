@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "checkpoint/load.h"
 #include "hf/names.h"
 
@@ -31,18 +32,14 @@ struct LayerRange {
 LayerRange prediction_layers(const Safetensors& from) {
   const auto text = from.text_of("config.json");
   if (text.empty()) return {};
-  try {
-    const auto config = nlohmann::json::parse(text);
-    const auto number = [&](const char* name) {
-      const auto found = config.find(name);
-      const bool given = found != config.end() && found->is_number_unsigned();
-      return given ? static_cast<std::int64_t>(std::min(found->get<std::uint64_t>(), kMostLayers)) : 0;
-    };
-    const auto begin = number("num_hidden_layers");
-    return {begin, begin + number("num_nextn_predict_layers")};
-  } catch (const nlohmann::json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: {}", (from.path() / "config.json").string(), error.what()));
-  }
+  const auto config = read_json<nlohmann::json>(text, (from.path() / "config.json").string() + " is damaged");
+  const auto number = [&](const char* name) {
+    const auto found = config.find(name);
+    const bool given = found != config.end() && found->is_number_unsigned();
+    return given ? static_cast<std::int64_t>(std::min(found->get<std::uint64_t>(), kMostLayers)) : 0;
+  };
+  const auto begin = number("num_hidden_layers");
+  return {begin, begin + number("num_nextn_predict_layers")};
 }
 
 bool is_of_layers(const std::string& name, const LayerRange& layers) {

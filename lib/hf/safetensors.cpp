@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "checkpoint/torch_archive.h"
 
 namespace meshard {
@@ -22,7 +23,9 @@ using nlohmann::json;
 
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kLongestHeader = 100'000'000;  // what the reference library takes
+constexpr int kDeepestJson = 3;
 constexpr std::int64_t kCompareBlock = 8 << 20;
+constexpr const char* kDamaged = " is damaged or no safetensors file";
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
@@ -43,32 +46,14 @@ constexpr std::array<std::pair<const char*, at::ScalarType>, 15> kDtypes = {{{"F
                                                                              {"F8_E5M2", at::kFloat8_e5m2}}};
 
 IoError damaged(const std::string& what, const std::string& why) {
-  return IoError(fmt::format("{} is damaged or no safetensors file: {}", what, why));
+  return IoError(fmt::format("{}{}: {}", what, kDamaged, why));
 }
 
-/// JSON of at most `depth` nested containers in which no object has a key twice.
-json parse_strictly(std::span<const std::byte> bytes, int depth, const std::string& what) {
-  std::vector<std::set<std::string>> keys(static_cast<std::size_t>(depth) + 1);
-  auto check = [&](int level, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start || event == json::parse_event_t::array_start) {
-      if (level >= depth) throw damaged(what, "its JSON is nested too deeply");
-      keys[static_cast<std::size_t>(level) + 1].clear();
-    } else if (event == json::parse_event_t::key) {
-      const auto& name = value.get_ref<const std::string&>();
-      if (!keys[static_cast<std::size_t>(level)].insert(name).second) {
-        throw damaged(what, fmt::format("it has `{}` twice", name));
-      }
-    }
-    return true;
-  };
-  const auto* text = reinterpret_cast<const char*>(bytes.data());
-  try {
-    auto root = json::parse(text, text + bytes.size(), check);
-    if (!root.is_object()) throw damaged(what, "its JSON is no object");
-    return root;
-  } catch (const json::exception& error) {
-    throw damaged(what, error.what());
-  }
+json read_object(std::span<const std::byte> bytes, const std::string& what) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  auto root = read_json<json>(text, what + kDamaged, {.depth = kDeepestJson});
+  if (!root.is_object()) throw damaged(what, "its JSON is no object");
+  return root;
 }
 
 /// A list of sizes or offsets; nothing if it is something else.
@@ -97,9 +82,8 @@ SafetensorsEntry entry_of(const json& fields, std::int64_t data, std::int64_t da
   const auto known =
       std::ranges::find_if(kDtypes, [&](const auto& entry) { return dtype != fields.end() && *dtype == entry.first; });
   if (known == kDtypes.end()) {
-    throw IoError(
-        fmt::format("{} has dtype {}, which is not read here", what,
-                    dtype == fields.end() ? "(none)" : dtype->dump(-1, ' ', false, json::error_handler_t::replace)));
+    throw IoError(fmt::format("{} has dtype {}, which is not read here", what,
+                              dtype == fields.end() ? "(none)" : json_text(*dtype)));
   }
   const auto shape = sizes_in(fields, "shape");
   if (!shape) throw damaged(what, "its shape is no list of sizes");
@@ -136,7 +120,7 @@ void require_tiling(const std::map<std::string, SafetensorsEntry>& tensors, std:
 std::string require_plain_name(const std::string& name, const std::string& what) {
   if (name.empty() || name == "." || name == ".." ||
       name.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
-    throw IoError(fmt::format("{} refers to the file {}; only files next to it are read", what, json(name).dump()));
+    throw IoError(fmt::format("{} refers to the file {}; only files next to it are read", what, json_text(json(name))));
   }
   return name;
 }
@@ -162,7 +146,7 @@ std::map<std::string, SafetensorsEntry> read_safetensors_header(const ReadableFi
 
   const auto data = kLengthBytes + static_cast<std::int64_t>(length);
   std::map<std::string, SafetensorsEntry> tensors;
-  const auto root = parse_strictly(header, 3, what);
+  const auto root = read_object(header, what);
   for (const auto& [name, fields] : root.items()) {
     if (name == "__metadata__") continue;
     tensors[name] = entry_of(fields, data, size - data, fmt::format("tensor `{}` of {}", name, what));
@@ -201,7 +185,7 @@ void Safetensors::open_file(const std::string& name) {
 
 void Safetensors::open_index(const std::filesystem::path& index) {
   const auto what = index.string();
-  const auto root = parse_strictly(read_file(files_, index, kLongestHeader), 3, what);
+  const auto root = read_object(read_file(files_, index, kLongestHeader), what);
   const auto map = root.find("weight_map");
   if (map == root.end() || !map->is_object()) throw damaged(what, "it has no weight_map");
   std::map<std::string, std::string> places;

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "hf/safetensors.h"
 
 namespace meshard {
@@ -65,7 +66,7 @@ std::string header_of(const std::vector<SafetensorsItem>& items, const ItemOrder
         {"dtype", safetensors_name(items[i].dtype)}, {"shape", items[i].shape}, {"data_offsets", {begin, end}}};
     begin = end;
   }
-  auto text = header.dump();
+  auto text = json_text(header);
   text.resize((text.size() + 7) / 8 * 8, ' ');
   const std::uint64_t length = text.size();
   return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
@@ -90,7 +91,7 @@ std::string index_of(const std::vector<SafetensorsItem>& items, const std::vecto
       places[items[i].name] = shard_name(shard, shards.size());
     }
   }
-  return Json{{"metadata", {{"total_size", total}}}, {"weight_map", places}}.dump(2) + "\n";
+  return json_text(Json{{"metadata", {{"total_size", total}}}, {"weight_map", places}}, 2) + "\n";
 }
 
 fs::path without_last_slash(const fs::path& path) {

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "base/cores.h"
+#include "base/json_text.h"
 #include "comm/device_backend.h"
 #include "mesh/placement_check.h"
 
@@ -78,8 +79,8 @@ void measure_speed(World& world, std::int64_t most_bytes, RankFacts& facts) {
 std::vector<RankFacts> gather_facts(World& world, const RankFacts& mine) {
   Json told{mine.cores, mine.node_cores, mine.threads, mine.gpu, mine.gflops, mine.copy_gb_per_s};
   std::vector<RankFacts> all;
-  for (auto& text : world.gather_texts(told.dump())) {
-    auto said = Json::parse(text);
+  for (auto& text : world.gather_texts(json_text(told))) {
+    auto said = read_json<Json>(text, fmt::format("what rank {} told", all.size()));
     RankFacts facts{.place = world.places()[all.size()]};
     said[0].get_to(facts.cores);
     said[1].get_to(facts.node_cores);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 
 namespace meshard {
 
@@ -178,7 +179,7 @@ class LineComparer {
   }
 
   void add(const std::string& name, const std::string& where, const Json* a, const Json* b) {
-    Difference difference{step_, name, where, a ? a->dump() : kMissing, b ? b->dump() : kMissing, std::nullopt};
+    Difference difference{step_, name, where, a ? json_text(*a) : kMissing, b ? json_text(*b) : kMissing, std::nullopt};
     if (a && b && a->is_number() && b->is_number()) {
       auto x = a->get<double>(), y = b->get<double>();
       auto larger = std::max(std::abs(x), std::abs(y));

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "base/json_text.h"
 #include "runs/report.h"
 #include "runs/report_page.h"
 #include "runs/report_settings.h"
@@ -19,7 +20,7 @@ using PageJson = nlohmann::ordered_json;
 /// Text of any encoding, and nothing that could end the element that it stands in.
 std::string page_text(const PageJson& json) {
   std::string safe;
-  for (char c : json.dump(-1, ' ', false, PageJson::error_handler_t::replace)) {
+  for (char c : json_text(json)) {
     c == '<' ? void(safe += "\\u003c") : safe.push_back(c);
   }
   return safe;

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "runs/report_cursor.h"
 
 namespace meshard {
@@ -134,9 +135,9 @@ bool take_run_line(RunLines& run, std::string_view text, std::int64_t offset) {
   cursor.members([&](std::string_view key) { read_member(cursor, key, line); });
   if (!cursor.done()) return false;
   if (line.is_header) {
-    auto header = nlohmann::json::parse(text, nullptr, false);
-    if (!header.is_object() || !header["header"].is_object()) return false;
-    run.headers.push_back(std::move(header["header"]));
+    auto header = read_json_if_sound<nlohmann::json>(text);
+    if (!header || !header->is_object() || !(*header)["header"].is_object()) return false;
+    run.headers.push_back(std::move((*header)["header"]));
   } else if (line.step >= 0) {
     line.is_eval ? append_eval(run.evals, line) : append_step(run.steps, line, offset);
   } else {
@@ -169,6 +170,7 @@ RunLines read_run_lines(const std::filesystem::path& metrics) {
       run.unknown.push_back(number);
     }
   }
+  if (file.bad()) throw IoError(fmt::format("cannot read {}:{}: no memory, or the disk", metrics.string(), number + 1));
   return run;
 }
 

@@ -6,6 +6,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "base/json_text.h"
+
 namespace meshard {
 
 namespace {
@@ -60,7 +62,7 @@ LineSample sample_at(std::ifstream& file, std::int64_t offset) {
   std::string text;
   file.seekg(offset);
   std::getline(file, text);
-  auto json = MapJson::parse(text, nullptr, false);
+  auto json = read_json_if_sound<MapJson>(text).value_or(MapJson());
   LineSample sample;
   if (!json.is_object() || !json.contains("moe") || !json["moe"].is_object()) return sample;
   if (!json.contains("step") || !json["step"].is_number_integer()) return sample;

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
 
 namespace meshard {
 
@@ -47,14 +48,14 @@ std::vector<std::string> lines_of(const fs::path& file) {
 std::map<std::string, Settings> sweep_settings(const fs::path& folder) {
   std::map<std::string, Settings> points;
   try {
-    auto sweep = nlohmann::ordered_json::parse(std::ifstream(folder / "sweep.json"));
+    auto sweep = read_json_file<nlohmann::ordered_json>(folder / "sweep.json");
     for (auto& point : sweep.at("points")) {
       auto& settings = points[point.at("name").get<std::string>()];
       for (auto& [key, value] : point.at("settings").items()) {
-        settings.emplace_back(key, value.is_string() ? value.get<std::string>() : value.dump());
+        settings.emplace_back(key, value.is_string() ? value.get<std::string>() : json_text(value));
       }
     }
-  } catch (const nlohmann::json::exception& error) {
+  } catch (const std::exception& error) {
     throw ConfigError(fmt::format("{} is no list of a sweep's points: {}; run meshard sweep again, or name the runs",
                                   (folder / "sweep.json").string(), error.what()));
   }

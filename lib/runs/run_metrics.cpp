@@ -7,26 +7,17 @@
 #include <fstream>
 
 #include "base/error.h"
+#include "base/json_text.h"
 
 namespace meshard {
 
 namespace {
 
-/// Lines of a run are shallow; what is not would be walked, and freed, by recursion.
-RunMetrics::Json parse_line(const std::string& text) {
-  constexpr int kDeepest = 16;
-  bool deep = false;
-  auto shallow = [&](int depth, RunMetrics::Json::parse_event_t, RunMetrics::Json&) {
-    deep |= depth > kDeepest;
-    return depth <= kDeepest;
-  };
-  auto line = RunMetrics::Json::parse(text, shallow, false);
-  return deep ? RunMetrics::Json() : line;
-}
-
 /// Whether it was a line of a run.
-bool take_line(RunMetrics& run, RunMetrics::Json line) {
-  if (!line.is_object()) return false;
+bool take_line(RunMetrics& run, const std::string& text) {
+  auto parsed = read_json_if_sound<RunMetrics::Json>(text);
+  if (!parsed || !parsed->is_object()) return false;
+  auto& line = *parsed;
   if (line.contains("header") && line["header"].is_object()) {
     run.headers.push_back(std::move(line["header"]));
   } else if (line.contains("end")) {
@@ -65,7 +56,7 @@ RunMetrics read_run(const std::filesystem::path& folder) {
   int number = 0;
   for (std::string text; std::getline(file, text);) {
     ++number;
-    if (take_line(run, parse_line(text))) continue;
+    if (take_line(run, text)) continue;
     run.torn = file.eof();
     if (run.torn) break;
     throw IoError(
@@ -73,6 +64,7 @@ RunMetrics read_run(const std::filesystem::path& folder) {
                     "remove the line or compare an earlier copy",
                     path.string(), number, text.substr(0, 60)));
   }
+  if (file.bad()) throw IoError(fmt::format("cannot read {}:{}: no memory, or the disk", path.string(), number + 1));
   if (run.steps.empty()) {
     throw IoError(fmt::format("{}:{}: no step in it; the run ended before its first logged step (logging.interval)",
                               path.string(), number));

@@ -11,6 +11,8 @@
 
 #include "base/error.h"
 #include "base/folder_lock.h"
+#include "base/json_text.h"
+#include "base/memory.h"
 
 namespace meshard {
 
@@ -30,10 +32,12 @@ std::string text_of_file(const std::filesystem::path& path) {
     throw IoError(
         fmt::format("cannot read {}: {}; expected the metrics of a run", path.string(), std::strerror(errno)));
   }
-  std::string text(std::filesystem::file_size(path), '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<std::size_t>(file.gcount()));
-  return text;
+  return within_memory(path.string(), [&] {
+    std::string text(std::filesystem::file_size(path), '\0');
+    file.read(text.data(), static_cast<std::streamsize>(text.size()));
+    text.resize(static_cast<std::size_t>(file.gcount()));
+    return text;
+  });
 }
 
 /// Follows the lines of metrics.jsonl; what it cannot tell by a line's first word it parses.
@@ -58,8 +62,9 @@ class StateReader {
 
  private:
   bool take_parsed(std::string_view line) {
-    auto json = nlohmann::json::parse(line, nullptr, false);
-    if (!json.is_object()) return false;
+    auto parsed = read_json_if_sound<nlohmann::json>(line);
+    if (!parsed || !parsed->is_object()) return false;
+    auto& json = *parsed;
     if (json.contains("header")) {
       started();
     } else if (json.contains("end") && json["end"].is_object()) {

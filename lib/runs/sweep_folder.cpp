@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "base/whole_file.h"
 
 namespace meshard {
@@ -49,11 +50,11 @@ void refuse_other_files(const fs::path& folder) {
 
 SweepRecord record_of(const nlohmann::ordered_json& json) {
   SweepRecord record;
-  if (json.at("schema") != 1) throw ConfigError(fmt::format("schema {} is not known", json.at("schema").dump()));
+  if (json.at("schema") != 1) throw ConfigError(fmt::format("schema {} is not known", json_text(json.at("schema"))));
   if (!json.at("ranks_option").is_null()) record.ranks = json.at("ranks_option").get<int>();
   record.spec = json.at("spec");
   for (auto& point : json.at("points")) {
-    record.points.push_back({point.at("name"), point.at("ranks"), nlohmann::json::parse(point.at("settings").dump())});
+    record.points.push_back({point.at("name"), point.at("ranks"), nlohmann::json(point.at("settings"))});
   }
   return record;
 }
@@ -74,7 +75,7 @@ std::vector<std::string> key_changes(const ValuesByKey& before, const ValuesByKe
     }
     std::vector<std::string> gone;
     for (auto& value : values) {
-      if (!now.at(key).contains(value)) gone.push_back(value.dump());
+      if (!now.at(key).contains(value)) gone.push_back(json_text(value));
     }
     if (!gone.empty()) lines.push_back(fmt::format("{}: no longer has {}", key, some_of(gone)));
   }
@@ -94,7 +95,7 @@ std::optional<SweepRecord> read_sweep_record(const fs::path& folder) {
     return {};
   }
   try {
-    return record_of(nlohmann::ordered_json::parse(whole_text(file)));
+    return record_of(read_json_file<nlohmann::ordered_json>(file));
   } catch (const std::exception& error) {
     throw ConfigError(
         fmt::format("{} is not what `meshard sweep` writes: {}; choose another --out", file.string(), error.what()));
@@ -236,7 +237,7 @@ void SweepFolder::write(const Sweep& sweep, const std::vector<CheckedPoint>& poi
   nlohmann::ordered_json json{{"schema", 1},
                               {"file", sweep.file},
                               {"spec", sweep.spec},
-                              {"hash", fmt::format("{:016x}", hash_text(sweep.spec.dump()))},
+                              {"hash", fmt::format("{:016x}", hash_text(json_text(sweep.spec)))},
                               {"ranks", std::ranges::max(points, {}, &CheckedPoint::ranks).ranks},
                               {"ranks_option", ranks ? nlohmann::ordered_json(*ranks) : nullptr},
                               {"points", nlohmann::ordered_json::array()}};
@@ -247,7 +248,7 @@ void SweepFolder::write(const Sweep& sweep, const std::vector<CheckedPoint>& poi
     json["points"].push_back({{"name", point.name}, {"ranks", point_ranks}, {"settings", settings}});
     names += point.name + "\n";
   }
-  write_whole_file(path_ / "sweep.json", json.dump(1) + "\n");
+  write_whole_file(path_ / "sweep.json", json_text(json, 1) + "\n");
   write_whole_file(path_ / "points.txt", names);
   for (auto& [point, point_ranks, config, parameters, bytes] : points) {
     auto file = path_ / point.name / "point.yaml";

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "base/hash.h"
+#include "base/json_text.h"
 #include "runs/sweep.h"
 
 namespace meshard {
@@ -39,7 +40,7 @@ std::string file_name(const std::string& text) {
 
 std::string value_name(const nlohmann::json& value) {
   if (value.is_string()) return file_name(value.get<std::string>());
-  if (!value.is_array()) return file_name(value.dump());
+  if (!value.is_array()) return file_name(json_text(value));
   std::string name;
   for (auto& item : value) name += (name.empty() ? "" : "+") + value_name(item);
   return name;
@@ -59,7 +60,7 @@ std::map<std::string, std::string> key_names(const std::vector<SweepPoint>& poin
 }
 
 std::string cut_with_hash(const std::string& name, const SweepPoint& point, int attempt) {
-  auto hash = static_cast<std::uint32_t>(hash_text(point.object().dump() + std::string(attempt, '+')));
+  auto hash = static_cast<std::uint32_t>(hash_text(json_text(point.object()) + std::string(attempt, '+')));
   return fmt::format("{}-{:08x}", name.substr(0, kLongestName - 9), hash);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "base/json_text.h"
 #include "config/keys.h"
 
 namespace meshard {
@@ -19,7 +20,7 @@ std::string flow_text(const YamlNode& node) {
     case YamlNode::Kind::Null:
       return "null";
     case YamlNode::Kind::Scalar:
-      return node.quoted ? nlohmann::json(node.text).dump() : node.text;
+      return node.quoted ? json_text(nlohmann::json(node.text)) : node.text;
     case YamlNode::Kind::List:
       for (auto& child : node.children) add(flow_text(child));
       return "[" + text + "]";
@@ -39,8 +40,8 @@ bool is_fixed(const std::string& key) {
 nlohmann::json yaml_json(const YamlNode& node) {
   if (node.kind == YamlNode::Kind::Null) return nullptr;
   if (node.kind == YamlNode::Kind::Scalar) {
-    auto plain = node.quoted ? nlohmann::json() : nlohmann::json::parse(node.text, nullptr, false);
-    return plain.is_number() || plain.is_boolean() ? plain : nlohmann::json(node.text);
+    auto plain = node.quoted ? std::nullopt : read_json_if_sound<nlohmann::json>(node.text);
+    return plain && (plain->is_number() || plain->is_boolean()) ? *plain : nlohmann::json(node.text);
   }
   auto json = node.kind == YamlNode::Kind::List ? nlohmann::json::array() : nlohmann::json::object();
   for (auto& child : node.children) {

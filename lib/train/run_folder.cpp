@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/text.h"
 #include "base/whole_file.h"
 #include "checkpoint/store.h"
@@ -27,22 +28,27 @@ int cut_steps_after(const fs::path& metrics, std::int64_t step) {
   std::string kept;
   int cut = 0;
   for (std::string line; std::getline(old, line);) {
-    auto json = nlohmann::json::parse(line, nullptr, false);
-    bool keep = json.is_object() && json.value("step", std::int64_t{0}) <= step;
+    auto json = read_json_if_sound<nlohmann::json>(line);
+    bool keep = json && json->is_object() && json->value("step", std::int64_t{0}) <= step;
     if (keep) {
       kept += line + "\n";
     } else {
       ++cut;
     }
   }
+  if (old.bad()) throw IoError(fmt::format("cannot read {}: no memory, or the disk", metrics.string()));
   write_whole_file(metrics, kept);
   return cut;
 }
 
 // The job that made a folder, at its latest start there; none if nobody says.
 BatchJob read_job(const fs::path& file) {
-  std::ifstream stream(file);
-  auto json = nlohmann::json::parse(stream, nullptr, false);
+  nlohmann::json json;
+  try {
+    json = read_json_file<nlohmann::json>(file);
+  } catch (const IoError&) {
+    return {};
+  }
   if (!json.is_object()) return {};
   auto text = [&](const char* name) {
     return json.contains(name) && json[name].is_string() ? json[name].get<std::string>() : "";
@@ -55,7 +61,7 @@ BatchJob read_job(const fs::path& file) {
 void write_job(const fs::path& file, const BatchJob& job) {
   nlohmann::ordered_json json{{"job", printable(job.id)}, {"chain", printable(job.chain)}};
   if (job.restarts) json["restarts"] = *job.restarts;
-  write_whole_file(file, json.dump() + "\n");
+  write_whole_file(file, json_text(json) + "\n");
 }
 
 bool same_chain(const BatchJob& maker, const BatchJob& now) {

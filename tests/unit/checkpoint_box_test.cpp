@@ -160,6 +160,44 @@ BOOST_AUTO_TEST_CASE(tilings_agree_with_marking) {
   BOOST_TEST(spoiled > 500);
 }
 
+// Catches: a check whose time doubles with each dimension (41 of them: an index of 36 KB took for ever), or one that
+// recurses into each (40,001 of them ended the process).
+BOOST_AUTO_TEST_CASE(many_dimensions_are_checked_fast, *boost::unit_test::timeout(20)) {
+  Shape two(62, 2);
+  Boxes corners;  // the half with 0 in the first dimension, of the rest the half with 0 in the second, and so on
+  auto rest = whole(two);
+  for (std::size_t dim = 0; dim < two.size(); ++dim) {
+    rest.sizes[dim] = 1;
+    corners.push_back(rest);
+    rest.offsets[dim] = 1;
+  }
+  corners.push_back(rest);
+  BOOST_TEST(tiling_problem(two, corners) == "");
+  std::string ones = "[1", zeros = "[0";
+  for (int dim = 1; dim < 62; ++dim) ones += ", 1", zeros += ", 0";
+  corners.pop_back();
+  BOOST_TEST(tiling_problem(two, corners) == "no box covers element " + ones + "]");
+  corners.push_back(whole(two));
+  BOOST_TEST(tiling_problem(two, corners).ends_with("overlap at element " + zeros + "]"));
+
+  Boxes grid;  // cut in 2 along 14 dimensions: 16,384 boxes, of which many touch
+  Shape shape(40, 2);
+  for (std::int64_t i = 0; i < 1 << 14; ++i) {
+    grid.push_back(whole(shape));
+    for (int dim = 0; dim < 14; ++dim) {
+      grid.back().offsets[static_cast<std::size_t>(2 * dim)] = i >> dim & 1;
+      grid.back().sizes[static_cast<std::size_t>(2 * dim)] = 1;
+    }
+  }
+  BOOST_TEST(tiling_problem(shape, grid) == "");
+  grid.erase(grid.begin() + 77);
+  BOOST_TEST(
+      tiling_problem(shape, grid).starts_with("no box covers element [1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 1, 0"));
+
+  Shape flat(40'001, 1);
+  BOOST_TEST(tiling_problem(flat, Boxes{whole(flat)}) == "");
+}
+
 // Catches: a check that compares every pair of boxes (100,000 of them would take minutes; the test has a time limit).
 BOOST_AUTO_TEST_CASE(many_rows_and_columns_are_checked_fast, *boost::unit_test::timeout(20)) {
   constexpr std::int64_t kRanks = 100'000;

@@ -341,9 +341,9 @@ BOOST_FIXTURE_TEST_CASE(a_broken_file_is_one_problem, HfFile) {
   only("{\"model_type\": 3}", "model_type `(not a text)` is not known");
   only("{\"model_type\": \"gpt2\"}", "model_type `gpt2` is not known");
   only("{\"model_type\": \"llama\", \"vocab_size\": 264, \"vocab_size\": 300}",
-       "the key \"vocab_size\" comes twice in one object; expected it once");
+       "the key `vocab_size` stands twice in one object; expected it once");
   only("{\"model_type\": \"llama\", \"rope_scaling\": {\"type\": \"default\", \"type\": \"yarn\"}}",
-       "the key \"type\" comes twice");
+       "the key `type` stands twice");
   const auto two = text_refusal("{", {"model.rms_norm_eps=wide", "parallel.expert=2"});
   BOOST_TEST(two.starts_with("config error: 2 problems in run.yaml"), two);
   BOOST_TEST(two.find("model.rms_norm_eps: ") != std::string::npos, two);
@@ -368,4 +368,15 @@ BOOST_FIXTURE_TEST_CASE(checks_the_values, HfFile) {
   BOOST_CHECK_THROW(read_text("[]"), ConfigError);
   BOOST_CHECK_THROW(read_text("{\"model_type\": 3}"), ConfigError);
   BOOST_CHECK_THROW(read_text("{\"model_type\": \"llama\"}", {"model.from_hf=nowhere.json"}), ConfigError);
+}
+
+// Catches: a config.json nested so deeply that whoever reads, copies or prints it ends with the process.
+BOOST_FIXTURE_TEST_CASE(nested_files_are_refused, HfFile) {
+  const int depth = 100'000;
+  const auto lists = std::string(depth, '[') + std::string(depth, ']');
+  for (const auto* field : {"hidden_act", "rope_scaling", "architectures", "layer_types", "nobody_knows_this"}) {
+    const auto message = text_refusal("{\"model_type\": \"llama\", \"" + std::string(field) + "\": " + lists + "}");
+    BOOST_TEST(message.find(path.string() + ": line 1, column ") != std::string::npos, message.substr(0, 300));
+    BOOST_TEST(message.find("nested more than 64 deep; expected a Hugging Face config.json") != std::string::npos);
+  }
 }

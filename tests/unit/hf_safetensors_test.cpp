@@ -222,12 +222,12 @@ BOOST_AUTO_TEST_CASE(bad_headers_are_refused) {
   BOOST_TEST(says(refusal(file_of(kOne, 7)), "cut off"));
   BOOST_TEST(says(refusal(file_of(kOne, 9)), "1 bytes after the last tensor"));
   BOOST_TEST(says(refusal(file_of("[1]", 0)), "no object"));
-  BOOST_TEST(says(refusal(file_of("", 0)), "parse"));
-  BOOST_TEST(says(refusal(file_of(std::string(1000, '['), 0)), "nested too deeply"));
-  BOOST_TEST(says(refusal(file_of(R"({"a":{"dtype":{"x":{}}}})", 0)), "nested too deeply"));
-  BOOST_TEST(says(refusal(file_of(R"({"a":1,"a":2})", 0)), "`a` twice"));
+  BOOST_TEST(says(refusal(file_of("", 0)), "syntax error"));
+  BOOST_TEST(says(refusal(file_of(std::string(1000, '['), 0)), "nested more than 3 deep"));
+  BOOST_TEST(says(refusal(file_of(R"({"a":{"dtype":{"x":{}}}})", 0)), "nested more than 3 deep"));
+  BOOST_TEST(says(refusal(file_of(R"({"a":1,"a":2})", 0)), "`a` stands twice"));
   BOOST_TEST(says(refusal(file_of(R"({"a":{"dtype":"F32","dtype":"F16","shape":[],"data_offsets":[0,4]}})", 4)),
-                  "`dtype` twice"));
+                  "`dtype` stands twice"));
   BOOST_TEST(says(refusal(file_of("{\"\xff\":1}", 0)), "UTF-8"));
 
   const std::vector<std::pair<std::string, std::string>> entries = {
@@ -274,7 +274,7 @@ BOOST_AUTO_TEST_CASE(an_index_is_checked) {
   BOOST_TEST(says(index("{"), "index.json is damaged"));
   BOOST_TEST(says(index(R"({"weight_map":[]})"), "no weight_map"));
   BOOST_TEST(says(index(R"({"weight_map":{"a":1}})"), "the file of `a`"));
-  BOOST_TEST(says(index(R"({"weight_map":{"a":"1.safetensors","a":"2.safetensors"}})"), "`a` twice"));
+  BOOST_TEST(says(index(R"({"weight_map":{"a":"1.safetensors","a":"2.safetensors"}})"), "`a` stands twice"));
   BOOST_TEST(says(index(R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})"), "m/2.safetensors is missing"));
   BOOST_TEST(says(index(R"({"weight_map":{"b":"1.safetensors"}})"), "`b` is in 1.safetensors: it is not"));
   for (auto* name : {"../secret", "/secret", "sub/x", "..", ".", "", "1.safetensors\\u0000", "..\\\\secret"}) {
