@@ -29,15 +29,17 @@ std::optional<std::string> argument_that_is_no_text(int argc, char** argv) {
     const std::string_view argument = argv[i];
     const auto first = first_invalid_utf8(argument);
     if (first == argument.size()) continue;
-    return fmt::format("argument {}, `{}`: byte 0x{:02x} at column {} is not UTF-8; expected UTF-8, as files of a run hold it",
-                       i, printable(argument), static_cast<unsigned char>(argument[first]), first + 1);
+    return fmt::format(
+        "argument {}, `{}`: byte 0x{:02x} at column {} is not UTF-8; expected UTF-8, as files of a run hold it", i,
+        printable(argument), static_cast<unsigned char>(argument[first]), first + 1);
   }
   return {};
 }
 
 std::string probably_meant(const CLI::App& app, int argc, char** argv) {
   std::vector<std::string> commands;
-  for (auto* command : app.get_subcommands([](const CLI::App*) { return true; })) commands.push_back(command->get_name());
+  for (auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    commands.push_back(command->get_name());
   const std::string first = argc > 1 ? argv[1] : "";
   const auto parsed = app.get_subcommands();
   if (parsed.empty()) return first.starts_with('-') ? suggestion(first, options_of(app)) : suggestion(first, commands);

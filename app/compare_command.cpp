@@ -26,6 +26,13 @@ bool is_checkpoint(const std::filesystem::path& folder) {
   return posix_file_system().exists(folder / ".metadata");
 }
 
+/// Where there is no checkpoint, it was asked for wrongly: exit 2. One that cannot be read is damaged: 70.
+CheckpointReader open_checkpoint(const std::filesystem::path& folder) {
+  auto& files = posix_file_system();
+  if (auto why = why_no_checkpoint(files, folder); !why.empty()) throw ConfigError(why);
+  return {files, folder};
+}
+
 bool same_metrics(const CompareArguments& arguments) {
   try {
     auto a = read_run(arguments.a), b = read_run(arguments.b);
@@ -44,8 +51,9 @@ bool same_metrics(const CompareArguments& arguments) {
 std::map<std::int64_t, std::filesystem::path> checkpoints_of(const std::filesystem::path& folder) {
   auto& files = posix_file_system();
   if (is_checkpoint(folder)) {
-    auto step = CheckpointReader(files, folder).extra();
-    return {{step.is_object() ? step.value("step", std::int64_t{0}) : 0, folder}};
+    auto reader = open_checkpoint(folder);
+    auto& facts = reader.extra();
+    return {{facts.is_object() ? facts.value("step", std::int64_t{0}) : 0, folder}};
   }
   CheckpointStore store(files, folder / "checkpoints");
   std::map<std::int64_t, std::filesystem::path> found;
@@ -79,16 +87,9 @@ std::vector<ComparedCheckpoints> pairs_of(const CompareArguments& arguments) {
 }
 
 bool same_checkpoints(const CompareArguments& arguments) {
-  auto& files = posix_file_system();
-  auto pairs = [&] {
-    try {
-      return pairs_of(arguments);
-    } catch (const IoError& error) {
-      throw ConfigError(error.what());
-    }
-  }();
+  auto pairs = pairs_of(arguments);
   for (auto& pair : pairs) {
-    CheckpointReader a(files, pair.a), b(files, pair.b);
+    auto a = open_checkpoint(pair.a), b = open_checkpoint(pair.b);
     auto step_a = step_text(a), step_b = step_text(b);
     pair.step = step_a == step_b || step_b.empty() ? step_a : step_a.empty() ? step_b : step_a + " against " + step_b;
     pair.comparison = compare_checkpoints(a, b, {.rtol = arguments.options.rtol, .exact = arguments.options.exact});
@@ -122,7 +123,7 @@ void add_compare(CLI::App& app, Command& run) {
   auto* command = app.add_subcommand(
       "compare",
       "Where two runs, or two checkpoints, part: the first step, metric or tensor, and layer. No MPI. Exit 0: same, 3: "
-      "different.");
+      "different, 70: a checkpoint is damaged.");
   command->add_option("run_a", arguments->a, "A run's folder; with --checkpoints also a checkpoint's")
       ->required()
       ->type_name("RUN_A");

@@ -4,7 +4,6 @@
 #include <memory>
 
 #include "app/commands.h"
-#include "base/error.h"
 #include "base/log.h"
 #include "config/config.h"
 #include "hf/export.h"
@@ -23,10 +22,7 @@ struct ExportArguments {
 int export_checkpoint(const ExportArguments& arguments) {
   auto& files = posix_file_system();
   CheckpointReader reader(files, arguments.checkpoint);
-  auto problems = reader.verify();
-  if (!problems.empty()) {
-    throw IoError(fmt::format("{} cannot be exported:\n  {}", arguments.checkpoint, fmt::join(problems, "\n  ")));
-  }
+  reader.require_sound("exported");
   auto fault = fault_note(reader);
   if (!fault.empty()) Log::error("warning: " + fault);
   ExportOptions options;

@@ -98,7 +98,7 @@ std::vector<std::string> settings_given() {
   std::vector<std::string> names;
   for (char** variable = environ; *variable; ++variable) {
     std::string text = *variable, name = text.substr(0, text.find('='));
-    bool of_a_job = name == "MESHARD_RESTARTS";  // not of what it submits
+    bool of_a_job = name == "MESHARD_RESTARTS" || name == "MESHARD_CHAIN";  // not of what it submits
     if ((name.starts_with("MESHARD_") && !of_a_job) || name == "PREFLIGHT") names.push_back(name);
   }
   std::ranges::sort(names);

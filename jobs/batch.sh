@@ -155,6 +155,7 @@ begin_pbs() {
   pbs_cpus
   write_hostfile
   set_mpirun --hostfile "$hostfile"
+  shield_agent
 }
 
 # An attribute of this job, as qstat tells it; nothing if it does not.
@@ -210,16 +211,21 @@ take_signal() {
 
 ask_to_stop() { [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true; }
 
+# How this start ended, in its own words: the last line of its metrics.
+end_of_run() {
+  [[ $(config_written) != "$config_before" ]] || return 0
+  tail -n 1 "$run_folder/metrics.jsonl" 2>/dev/null | grep '"end"' || true
+}
+
 # Whether somebody wants no further start, whatever else asked for a stop; sets wish. TERM is the word of scancel and
 # qdel; a file STOP is the user's own.
 wish=''
 ended_for_good() {
-  local by_the_clock=0 reason=''
+  local by_the_clock=0
   [[ $requeue != requeue_pbs ]] || by_the_clock=$(terms_of_walltime)
-  [[ $(config_written) == "$config_before" ]] || reason=$(tail -n 1 "$run_folder/metrics.jsonl" 2>/dev/null || true)
   if ((terms > by_the_clock)); then
     wish=TERM
-  elif [[ -e $run_folder/STOP || $reason == *'"end"'*' STOP file asked for it'* ]]; then
+  elif [[ -e $run_folder/STOP || $(end_of_run) == *' STOP file asked for it'* ]]; then
     wish="the file STOP"
     rm -f "$run_folder/STOP"
   fi
@@ -321,6 +327,8 @@ train() {
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
   # mpirun itself may break over a request that comes while it starts its daemons; nothing is lost then.
   if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$config_before" ]]; then status=75; fi
+  # Asked to stop before it had trained, which may be no fault of its own.
+  [[ $status != 70 || $(end_of_run) != *' asked for it; no step was saved'* ]] || status=75
   conclude
 }
 

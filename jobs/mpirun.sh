@@ -46,7 +46,7 @@ usable_cpus() {
 }
 
 # An allocation may be counted in cores.
-threads_of_a_core() { lscpu | awk -F: '/^Thread\(s\) per core/ {n = $2 + 0} END {print n > 0 ? n : 1}'; }
+threads_of_a_core() { lscpu | awk -F: '/^Thread\(s\) per core/ {n = $2 + 0} END {print (n > 0 ? n : 1)}'; }
 
 slurm_cpus() {
   [[ $(scontrol show job -o "$SLURM_JOB_ID" 2>/dev/null) != *" OverSubscribe=NO "* ]] || alone=yes
@@ -64,6 +64,26 @@ pbs_cpus() {
     $1 == "resources_available.host" {host = $3}
     $1 == "resources_available.ncpus" {cpus[host] += $3}   # the host stands before
     END {for (host in cpus) print cpus[host]}' || true)
+}
+
+# An Open MPI that was built without PBS starts its daemons of other nodes through ssh or the like. The word to end, which
+# PBS sends to all processes of the job's session, would end that, and the run with it; in another session it does not
+# hear it. The guard of launch.sh knows it there.
+shield_agent() {
+  ((nodes > 1)) || return 0
+  local i agent agents=()
+  for i in "${!launcher[@]}"; do
+    if [[ ${launcher[i]} == plm_rsh_agent ]]; then
+      launcher[i + 1]="setsid ${launcher[i + 1]}"
+      return 0
+    fi
+  done
+  agents=$(ompi_info --parsable --param plm rsh --level 9 2>/dev/null | sed -n 's/^mca:plm:rsh:param:plm_rsh_agent:value://p')
+  IFS=: read -ra agents <<<"${agents//\"/}"
+  for agent in "${agents[@]}"; do   # mpirun takes the first that is there
+    read -r agent <<<"$agent"
+    if command -v "${agent%% *}" >/dev/null; then export OMPI_MCA_plm_rsh_agent="setsid $agent"; return 0; fi
+  done
 }
 
 # write_hostfile: from the node file, which has a line for each rank. A host without slots= may take as many ranks as it

@@ -43,7 +43,7 @@ while [[ ${1-} == --* ]]; do
 done
 [[ $# -gt 0 ]] || refuse "no config and no sweep folder given (jobs/submit.sh --help)"
 what=$1; shift
-unset MESHARD_RESTARTS   # this is a first start, also where a job submits it
+unset MESHARD_RESTARTS MESHARD_CHAIN   # this is a first start, also where a job submits it
 mapfile -t given < <(compgen -e MESHARD_; compgen -e -X '!PREFLIGHT')   # before site.env
 read_site
 
@@ -78,7 +78,7 @@ elif [[ -n $array ]]; then
 fi
 
 # A default from the script's own directives.
-from_script() { [[ -n ${!1} ]] || printf -v "$1" '%s' "$(sed -nE "s/^#(SBATCH|PBS) .*$2=([0-9:-]+).*/\\2/p" "$script")"; }
+from_script() { [[ -n ${!1} ]] || printf -v "$1" '%s' "$(sed -nE "s/^#(SBATCH|PBS) .*$2=([0-9]+([:-][0-9]+)*).*/\\2/p" "$script")"; }
 
 check_slurm() {
   command -v sbatch >/dev/null || refuse "no sbatch here: submit where Slurm is, or use jobs/local.sh"

@@ -48,10 +48,10 @@ own_resources() {
 
 # Names of the variables that came with this job, and are to go along: what it was given, not what site.env made of it.
 own_variables() {
-  local name names=MESHARD_RESTARTS
+  local name names=MESHARD_RESTARTS,MESHARD_CHAIN
   while read -r name; do
     case $name in
-      MESHARD_RESTARTS | PBS_*) ;;
+      PBS_*) ;;
       *) if [[ ,$names, != *",$name,"* ]] && printenv "$name" >/dev/null; then names+=,$name; fi ;;
     esac
   done < <(printf '%s\n' CONFIG SWEEP INDEX OPTIONS "${site_settings[@]}"; compgen -e MESHARD_ || true
@@ -87,7 +87,8 @@ own_options() {
 
 requeue_pbs() {
   local options successor
-  export MESHARD_RESTARTS=$((restarts + 1))
+  # The successor takes the folder that this job has made for its own.
+  export MESHARD_RESTARTS=$((restarts + 1)) MESHARD_CHAIN=${MESHARD_CHAIN:-$job}
   own_options
   say "stopped: submitting restart $MESHARD_RESTARTS of at most $MESHARD_MAX_REQUEUES"
   # A TERM must not part qsub from the id that it is about to tell.

@@ -228,6 +228,8 @@ std::vector<Box> blocks_of(const Shape& shape, std::int64_t most) {
 
 CheckpointComparison compare_checkpoints(const CheckpointReader& a, const CheckpointReader& b,
                                          const CheckpointCompareOptions& options) {
+  a.require_sound("compared");
+  b.require_sound("compared");
   CheckpointComparison comparison;
   auto &left = a.metadata(), &right = b.metadata();
   add_only(left.tensors, right.tensors, comparison.only_a);

@@ -52,7 +52,8 @@ struct CheckpointComparison {
   }
 };
 
-/// Local. Throws IoError, naming file and item, for what cannot be read.
+/// Local. Verifies both first, all of their data (so that it is read twice): damage is no difference. Throws IoError,
+/// naming file and item, for it.
 CheckpointComparison compare_checkpoints(const CheckpointReader& a, const CheckpointReader& b,
                                          const CheckpointCompareOptions& options);
 

@@ -203,9 +203,10 @@ class PosixFileSystem final : public FileSystem {
 
   bool exists(const fs::path& path) override {
     std::error_code error;
-    bool is_there = fs::exists(path, error);
+    auto status = fs::symlink_status(path, error);
+    if (status.type() == fs::file_type::not_found) return false;
     check_os(error, "look for", path);
-    return is_there;
+    return true;
   }
 
   std::vector<std::string> list(const fs::path& folder) override {

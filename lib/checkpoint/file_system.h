@@ -38,7 +38,7 @@ class FileSystem {
   virtual void rename(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void sync_folder(const std::filesystem::path& path) = 0;  ///< its entries, to the disk
   virtual void remove_all(const std::filesystem::path& path) = 0;   ///< fine if it is not there
-  virtual bool exists(const std::filesystem::path& path) = 0;
+  virtual bool exists(const std::filesystem::path& path) = 0;  ///< also a link that leads nowhere: something is there
   virtual std::vector<std::string> list(const std::filesystem::path& folder) = 0;  ///< names, sorted; none if no folder
 };
 

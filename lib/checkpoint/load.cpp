@@ -5,7 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <set>
+#include <limits>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/json_text.h"
@@ -33,6 +34,34 @@ void list(std::string& text, const char* what, const std::vector<std::string>& n
   if (names.size() > kListed) text += fmt::format("\n    and {} more", names.size() - kListed);
 }
 
+/// What no run can have written, whoever signed it. A save of other programs has facts of its own, or none.
+void check_facts(const Json& facts, const std::string& path) {
+  auto refuse = [&](const char* name, const std::string& expected) {
+    throw IoError(fmt::format("{} is damaged: `{}` is {}; expected {}", path, name, facts[name].dump().substr(0, 40),
+                              expected));
+  };
+  constexpr auto kMostCounted = std::int64_t{1} << 53, kMostRanks = std::int64_t{std::numeric_limits<int>::max()};
+  const std::tuple<const char*, std::int64_t, std::int64_t> kNumbers[] = {
+      {"step", 0, kMostCounted}, {"samples", 0, kMostCounted}, {"tokens", 0, kMostCounted}, {"ranks", 1, kMostRanks}};
+  for (auto& [name, least, most] : kNumbers) {
+    if (!facts.contains(name)) continue;
+    auto& fact = facts[name];
+    bool sound = fact.is_number_integer() && fact >= least && fact <= most;
+    if (!sound) refuse(name, fmt::format("a whole number from {} to {}", least, most));
+  }
+  for (auto* name : {"fault", "config"}) {
+    if (facts.contains(name) && !facts[name].is_string()) refuse(name, "text");
+  }
+  // A step takes at least one sample, and that one token.
+  auto at_least = [&](const char* more, const char* less) {
+    if (facts.contains(more) && facts.contains(less) && facts[more] < facts[less]) {
+      refuse(more, fmt::format("at least the `{}`, {}", less, facts[less].dump()));
+    }
+  };
+  at_least("samples", "step");
+  at_least("tokens", "samples");
+}
+
 }  // namespace
 
 std::string Mismatch::text() const {
@@ -44,18 +73,19 @@ std::string Mismatch::text() const {
   return text;
 }
 
+std::string why_no_checkpoint(FileSystem& files, const std::filesystem::path& folder) {
+  auto why = [&]() -> const char* {
+    if (folder.extension() == ".partial") return "its save never ended";
+    if (files.exists(folder / ".metadata")) return nullptr;
+    if (files.exists(folder / "checkpoints")) return "it is a run's folder; its checkpoints are checkpoints/step-*";
+    return files.exists(folder) ? "it has no .metadata" : "there is no such folder";
+  }();
+  return why ? fmt::format("{} is no complete checkpoint: {}", folder.string(), why) : "";
+}
+
 CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path folder)
     : files_(files), folder_(std::move(folder)) {
-  if (folder_.extension() == ".partial") {
-    throw IoError(fmt::format("{} is no complete checkpoint: its save never ended", folder_.string()));
-  }
-  if (!files_.exists(folder_ / ".metadata")) {
-    bool of_a_run = files_.exists(folder_ / "checkpoints");
-    throw IoError(fmt::format("{} is no complete checkpoint: {}", folder_.string(),
-                              of_a_run                  ? "it is a run's folder; its checkpoints are checkpoints/step-*"
-                              : !files_.exists(folder_) ? "there is no such folder"
-                                                        : "it has no .metadata"));
-  }
+  if (auto why = why_no_checkpoint(files_, folder_); !why.empty()) throw IoError(why);
   auto pickled = read_file(files_, folder_ / ".metadata");
   if (files_.exists(folder_ / "meshard.json")) read_extra(pickled);
   metadata_ = decode_metadata(pickled, (folder_ / ".metadata").string());
@@ -102,6 +132,7 @@ void CheckpointReader::read_extra(std::span<const std::byte> pickled) {
     throw IoError(fmt::format("{} is damaged: its list of items: {}", path.string(), error.what()));
   }
   extra_.erase("items");
+  check_facts(extra_, path.string());
 }
 
 const ReadableFile& CheckpointReader::file(const std::string& name) const {
@@ -153,10 +184,7 @@ void CheckpointReader::read(const StateTensor& into) const {
       auto what = fmt::format("{} of {}", into.key, (folder_ / chunk.place.file).string());
       auto& data = file(chunk.place.file);
       auto item = read_tensor_item(data, chunk.place, what);
-      if (item.sizes != chunk.box.sizes || item.dtype != entry.dtype) {
-        throw IoError(fmt::format("{}: the item is {} of {}, .metadata says {} of {}", what, shape_text(item.sizes),
-                                  c10::toString(item.dtype), shape_text(chunk.box.sizes), c10::toString(entry.dtype)));
-      }
+      require_chunk(item, entry, chunk.box, what);
       read_box(data, item, shifted(shared, chunk.box.offsets), part_of(host, shifted(shared, piece.box.offsets)), what);
     }
     if (!host.is_same(piece.values)) piece.values.copy_(host);

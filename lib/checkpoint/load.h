@@ -21,11 +21,35 @@ struct Mismatch {
   std::string text() const;
 };
 
+/// What verify() looked at and found.
+struct Verification {
+  /// One line each: file, item, what.
+  std::vector<std::string> problems;
+  struct Amount {
+    std::int64_t items = 0, bytes = 0;
+  };
+  Amount summed;           ///< items whose data have the checksum that was written with them
+  Amount unsummed;         ///< items without one: PyTorch was told to write none. No damage, and no proof either
+  std::int64_t opaque = 0; ///< items outside model and optimizer whose class is Python's: no shape to compare
+  bool by_meshard = true;  ///< checksums of meshard.json; else those of PyTorch's archives
+
+  bool sound() const { return problems.empty(); }
+  /// Up to 20 problems, a line each, indented, and how many more.
+  std::string problems_text() const;
+  /// Exactly what was checked against what, and what could not be.
+  std::string checked_text() const;
+};
+
+/// Local. Why a folder is no complete checkpoint (one of a save that never ended, a run's, none at all); empty if it
+/// may be one.
+std::string why_no_checkpoint(FileSystem& files, const std::filesystem::path& folder);
+
 /// An open checkpoint. Local, like everything here: ranks read on their own; whoever calls agrees on errors.
 class CheckpointReader {
  public:
   /// Reads `.metadata` and, if it is there, meshard.json. IoError naming the file: missing (also: a `.partial` folder
-  /// is none), damaged, hostile, of a later format, or chunks that do not tile their tensor exactly once (key and box).
+  /// is none), damaged, hostile, of a later format, facts that no run could have written (step -1), or chunks that do
+  /// not tile their tensor exactly once (key and box).
   CheckpointReader(FileSystem& files, std::filesystem::path folder);
   ~CheckpointReader();
 
@@ -45,11 +69,19 @@ class CheckpointReader {
   /// The value of a byte item; IoError if there is none.
   pickle::Value read_value(const std::string& key) const;
 
-  /// Reads the data of every item of `part` of `parts` (files and checksums, archive heads). One line per problem:
-  /// file, item, what; empty: all is well. Without meshard.json there are no checksums: lengths and heads only.
-  std::vector<std::string> verify(int part = 0, int parts = 1) const;
+  /// Reads the data of every item of `part` of `parts`, once, block by block, and compares them with their checksum: of
+  /// meshard.json or, without one, the CRC-32 of PyTorch's archives; and shape and dtype of each item with `.metadata`.
+  Verification verify(int part = 0, int parts = 1) const;
+  /// Without reading data: every item lies in its file, whole, and apart from the others, and has room for its chunk. So
+  /// no tensor of a model or an optimizer that `.metadata` lists is larger than what there is of it on the disk. IoError
+  /// naming the first that is not so.
+  void require_extents() const;
+  /// Verifies all of it. IoError "FOLDER cannot be `purpose`:" and the problems, if there are any.
+  void require_sound(const char* purpose) const;
 
  private:
+  friend class Verifier;
+
   void read_extra(std::span<const std::byte> pickled);
   const ReadableFile& file(const std::string& name) const;
 

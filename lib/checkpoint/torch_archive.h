@@ -36,6 +36,19 @@ struct TensorItem {
 /// and strides that leave the storage.
 TensorItem read_tensor_item(const ReadableFile& file, const ItemPlace& place, const std::string& what);
 
+/// Local. IoError unless the item is a chunk of this box of the index' tensor: its sizes and dtype.
+void require_chunk(const TensorItem& item, const TensorEntry& entry, const Box& box, const std::string& what);
+
+/// What check_item() read.
+struct CheckedItem {
+  std::int64_t bytes = 0;     ///< of all records
+  bool has_checksums = true;  ///< false: PyTorch was told to write none (torch.serialization.set_crc32_options)
+};
+
+/// Local. Reads the data of every record of an item, whatever it holds, and compares them with the archive's own
+/// CRC-32; one without checksums is not read. IoError, naming the record: its data have changed; or as above.
+CheckedItem check_item(const ReadableFile& file, const ItemPlace& place, const std::string& what);
+
 /// Local. The plain value of a byte item. IoError as above.
 pickle::Value read_value_item(const ReadableFile& file, const ItemPlace& place, const std::string& what);
 

@@ -124,6 +124,10 @@ class TensorPickle {
                                      fmt::join(item.sizes, ", "), fmt::join(item.strides, ", "), item.storage_offset,
                                      item.data_length));
     }
+    // PyTorch copies what is expanded before it saves it; believed, a few bytes would ask for any amount of memory.
+    if (!empty && elements > item.data_length / width) {
+      refuse_item(what_, fmt::format("its {} elements share a storage of {} bytes", elements, item.data_length));
+    }
   }
 
   const std::string& what_;
@@ -141,6 +145,22 @@ TensorItem read_tensor_item(const ReadableFile& file, const ItemPlace& place, co
   }
   tensor.item.data_offset = place.offset + archive.data_of(*data);
   return tensor.item;
+}
+
+void require_chunk(const TensorItem& item, const TensorEntry& entry, const Box& box, const std::string& what) {
+  if (item.sizes == box.sizes && item.dtype == entry.dtype) return;
+  refuse_item(what, fmt::format("the item is [{}] of {}, .metadata says [{}] of {}", fmt::join(item.sizes, ", "),
+                                c10::toString(item.dtype), fmt::join(box.sizes, ", "), c10::toString(entry.dtype)));
+}
+
+CheckedItem check_item(const ReadableFile& file, const ItemPlace& place, const std::string& what) {
+  ZipReader archive(file, place, what);
+  CheckedItem checked{0, archive.has_checksums()};
+  for (auto& record : archive.records()) {
+    checked.bytes += record.length;
+    if (checked.has_checksums) archive.check(record);
+  }
+  return checked;
 }
 
 Value read_value_item(const ReadableFile& file, const ItemPlace& place, const std::string& what) {

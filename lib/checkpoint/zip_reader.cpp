@@ -15,6 +15,7 @@ namespace {
 
 constexpr std::int64_t kWindow = 4096;  // of an item's begin and of its end: all there is to read of most heads
 constexpr std::int64_t kLargestPickle = 256 << 20;
+constexpr std::int64_t kBlock = 1 << 20;  // stays in the cache between reading and summing
 constexpr std::int64_t kEndLength = 22, kLocatorLength = 20, kEnd64Length = 56, kEntryLength = 46, kHeaderLength = 30;
 
 template <typename T>
@@ -47,6 +48,30 @@ const ZipReader::Record* ZipReader::find(const std::string& name) const {
   return found == records_.end() ? nullptr : &*found;
 }
 
+bool ZipReader::has_checksums() const {
+  return std::ranges::any_of(records_, [](auto& record) { return record.crc != 0; });
+}
+
+void ZipReader::check(const Record& record) {
+  auto begin = data_of(record);
+  std::vector<std::byte> block(static_cast<std::size_t>(std::min(record.length, kBlock)));
+  std::uint32_t sum = 0;
+  for (std::int64_t done = 0; done < record.length;) {
+    auto count = std::min<std::int64_t>(record.length - done, std::ssize(block));
+    auto part = std::span(block).first(static_cast<std::size_t>(count));
+    file_.read(place_.offset + begin + done, part);
+    sum = zip_crc32(part, sum);
+    done += count;
+  }
+  require_sum(record, sum);
+}
+
+void ZipReader::require_sum(const Record& record, std::uint32_t sum) const {
+  if (!has_checksums() || sum == record.crc) return;
+  throw IoError(fmt::format("{}: its {} is damaged: checksum {:08x}, {:08x} when it was written", what_, record.name,
+                            sum, record.crc));
+}
+
 std::int64_t ZipReader::data_of(const Record& record) {
   auto header = bytes(record.header, kHeaderLength);
   auto name_length = field<std::uint16_t>(header, 26);
@@ -72,10 +97,7 @@ std::vector<std::byte> ZipReader::contents(const Record& record, std::int64_t li
         fmt::format("{}: its {} has {} bytes; at most {} are read", what_, record.name, record.length, limit));
   }
   auto contents = bytes(data_of(record), record.length);
-  // 0: PyTorch was told not to compute checksums.
-  if (record.crc != 0 && zip_crc32(contents) != record.crc) {
-    throw IoError(fmt::format("{}: its {} is damaged (checksum)", what_, record.name));
-  }
+  require_sum(record, zip_crc32(contents));
   return contents;
 }
 

@@ -27,6 +27,12 @@ class ZipReader {
 
   /// Local. By its name in the archive's one folder ("data/0"); null if there is none.
   const Record* find(const std::string& name) const;
+  /// Local. Every one, in the order of the directory.
+  const std::vector<Record>& records() const { return records_; }
+  /// Local. Whether its writer computed checksums. PyTorch may be told not to, and then writes 0 for every record.
+  bool has_checksums() const;
+  /// Local. Reads the data of a record, block by block; IoError if they are not those of its checksum.
+  void check(const Record& record);
   /// Local. Where the data of a record begins, in the item; it lies in the item whole.
   std::int64_t data_of(const Record& record);
   /// Local. data.pkl, if `byteorder` is little or absent.
@@ -40,6 +46,7 @@ class ZipReader {
   std::vector<std::byte> raw(std::int64_t at, std::int64_t count) const;
   std::vector<std::byte> bytes(std::int64_t at, std::int64_t count);
   std::vector<std::byte> contents(const Record& record, std::int64_t limit);
+  void require_sum(const Record& record, std::uint32_t sum) const;
   void read_directory();
   Record next_record(Bytes& rest) const;
   void widen(Bytes extra, std::initializer_list<std::int64_t*> fields) const;

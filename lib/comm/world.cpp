@@ -126,9 +126,9 @@ void World::abandon(const std::string& message, int code) {
   ::_exit(code);
 }
 
-bool World::all_end() {
+bool World::all_end(std::chrono::seconds patience) {
   MPI_Request request = MPI_REQUEST_NULL;
-  return MPI_Ibarrier(state_->failing->get(), &request) == MPI_SUCCESS && state_->soon(request);
+  return MPI_Ibarrier(state_->failing->get(), &request) == MPI_SUCCESS && state_->soon(request, patience);
 }
 
 void World::raise_together(const std::string& problem, ExitCode code) {

@@ -14,8 +14,6 @@ namespace meshard {
 
 namespace {
 
-constexpr auto kFailTogether = std::chrono::seconds(2);
-
 /// What each rank tells the others at the start.
 struct Introduction {
   char host[64];
@@ -88,8 +86,8 @@ void World::State::leave_own_folder() {
   std::filesystem::remove(own_folder, ignored);
 }
 
-bool World::State::soon(MPI_Request request) const {
-  auto deadline = std::chrono::steady_clock::now() + kFailTogether;
+bool World::State::soon(MPI_Request request, std::chrono::seconds patience) const {
+  auto deadline = std::chrono::steady_clock::now() + patience;
   int done = 0;
   while (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done) {
     if (std::chrono::steady_clock::now() > deadline) return false;

@@ -2,6 +2,7 @@
 // What a World owns, and how its ranks find together before, and fail together after, there are communicators.
 // Private to world.cpp.
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -48,8 +49,9 @@ struct World::State {
   /// Collective over all ranks, with patience: false if not all ranks come within two seconds. `speaks`: this rank is
   /// the first of those that fail with this message.
   bool all_fail(const std::string& message, bool& speaks);
-  /// Local. The request completes within two seconds.
-  bool soon(MPI_Request request) const;
+  static constexpr std::chrono::seconds kFailTogether{2};
+  /// Local. The request completes within this time.
+  bool soon(MPI_Request request, std::chrono::seconds patience = kFailTogether) const;
 };
 
 }  // namespace meshard

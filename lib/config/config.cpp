@@ -49,7 +49,7 @@ bool add_hugging_face(YamlNode& root, Report& report) {
   if (from == nullptr) return true;
   std::string file;
   if (read_value(*from, {}, file)) return false;  // reported when the key itself is read
-  const auto section = read_hugging_face(file, from->place, report);
+  const auto section = read_hugging_face(file, "model.from_hf", from->place, report);
   if (section) merge_missing(*model, *section, 1);
   return section.has_value();
 }
@@ -175,7 +175,7 @@ std::vector<ConfigChange> changes_from_hugging_face(const std::filesystem::path&
   report.note("", whole_file);
   auto theirs = config;
   theirs.model = {};
-  if (auto section = read_hugging_face(file.string(), whole_file, report)) {
+  if (auto section = read_hugging_face(file.string(), "", whole_file, report)) {
     section->key = "model";
     YamlNode root;
     root.kind = YamlNode::Kind::Map;

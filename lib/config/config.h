@@ -232,9 +232,9 @@ struct ConfigChange {
 /// Local. In the order of the file.
 std::vector<ConfigChange> config_changes(const Config& from, const Config& to);
 
-/// Local. What changes from the model of a Hugging Face config.json to that of `config`, as in config_changes(). What the
-/// file does not say (expert bias, losses) is as in `config`. Throws ConfigError, with all problems, for a file that
-/// `model.from_hf` would refuse.
+/// Local. What changes from the model of a Hugging Face config.json to that of `config`, as in config_changes(). What
+/// the file does not say (expert bias, losses) is as in `config`. Throws ConfigError, with all problems, for a file
+/// that `model.from_hf` would refuse.
 std::vector<ConfigChange> changes_from_hugging_face(const std::filesystem::path& file, const Config& config);
 
 /// One row of the reference table: every key once.

@@ -109,8 +109,9 @@ class Importer {
 
 }  // namespace
 
-std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& place, Report& report) {
-  auto refuse = [&](const std::string& why) { report.add(place, "model.from_hf", why); };
+std::optional<YamlNode> read_hugging_face(const std::string& file, const std::string& key, const Place& place,
+                                          Report& report) {
+  auto refuse = [&](const std::string& why) { report.add(place, key, why); };
   json root;
   try {
     root = read_json_file<json>(file, {.text = kLargestConfig});
@@ -127,11 +128,11 @@ std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& 
   from.via = file;
   if (!fields.known_type()) {
     report.add(
-        from, "model.from_hf",
+        from, key,
         fmt::format("model_type `{}` is not known; expected llama, qwen3, qwen3_moe or glm4_moe", fields.type()));
     return {};
   }
-  refuse_what_we_lack(fields, from, report);
+  refuse_what_we_lack(fields, key, from, report);
   return Importer(fields, from).model();
 }
 

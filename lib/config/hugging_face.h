@@ -13,8 +13,9 @@ namespace meshard {
 /// place `place`. Sizes that the file lacks are left out; other fields get the default of the model's class; a null
 /// where the class takes none, and a num_key_value_heads missing in a class with experts, become a null, which the key
 /// refuses. Nothing for a file that cannot be read (two equal keys included) or is of an unknown model_type. That, and
-/// every feature that Meshard or the class does not have, goes into `report`, by name, as a problem of model.from_hf.
-/// What concerns training only (router_aux_loss_coeff) or generation is passed over.
-std::optional<YamlNode> read_hugging_face(const std::string& file, const Place& place, Report& report);
+/// every feature that Meshard or the class does not have, and every field that is not in hugging_face_table.h, goes
+/// into `report`, by name, as a problem of `key` ("model.from_hf"; empty: of no key).
+std::optional<YamlNode> read_hugging_face(const std::string& file, const std::string& key, const Place& place,
+                                          Report& report);
 
 }  // namespace meshard

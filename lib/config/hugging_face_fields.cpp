@@ -18,8 +18,8 @@ using nlohmann::json;
 
 class Refusals {
  public:
-  Refusals(const HuggingFaceFields& fields, const Place& place, Report& report)
-      : fields_(fields), place_(place), report_(report) {}
+  Refusals(const HuggingFaceFields& fields, const std::string& key, const Place& place, Report& report)
+      : fields_(fields), key_(key), place_(place), report_(report) {}
 
   void all() {
     for (const auto& [name, value] : fields_.all().items()) check_field(name, value);
@@ -35,7 +35,7 @@ class Refusals {
   }
 
  private:
-  void refuse(const std::string& what) { report_.add(place_, "model.from_hf", what); }
+  void refuse(const std::string& what) { report_.add(place_, key_, what); }
 
   std::string shown(const std::string& name) const {
     constexpr std::size_t kLongest = 80;
@@ -152,6 +152,7 @@ class Refusals {
   }
 
   const HuggingFaceFields& fields_;
+  const std::string& key_;
   const Place& place_;
   Report& report_;
 };
@@ -184,8 +185,8 @@ bool HuggingFaceFields::of_transformers_5() const {
   return version.is_string() && std::atoi(version.get_ref<const std::string&>().c_str()) >= 5;
 }
 
-void refuse_what_we_lack(const HuggingFaceFields& fields, const Place& place, Report& report) {
-  Refusals(fields, place, report).all();
+void refuse_what_we_lack(const HuggingFaceFields& fields, const std::string& key, const Place& place, Report& report) {
+  Refusals(fields, key, place, report).all();
 }
 
 }  // namespace meshard

@@ -41,8 +41,8 @@ class HuggingFaceFields {
   const HuggingFaceFamily* family_ = nullptr;
 };
 
-/// Local. Reports as problems of model.from_hf at `place` what the file asks for and Meshard, or the model class of its
+/// Local. Reports as problems of `key` at `place` what the file asks for and Meshard, or the model class of its
 /// type, does not do, what contradicts itself, and every field that is not in the table. The type must be known.
-void refuse_what_we_lack(const HuggingFaceFields& fields, const Place& place, Report& report);
+void refuse_what_we_lack(const HuggingFaceFields& fields, const std::string& key, const Place& place, Report& report);
 
 }  // namespace meshard

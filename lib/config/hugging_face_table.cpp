@@ -69,25 +69,25 @@ Fields model_fields() {
 
 Fields harmless_fields() {
   Fields fields;
-  for (const auto* name : {
-           // Storage, and how transformers runs.
-           "dtype", "torch_dtype", "_name_or_path", "_commit_hash", "use_cache", "pretraining_tp", "torchscript",
-           "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "is_decoder", "attn_implementation",
-           "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
-           "experts_implementation", "_experts_implementation_internal", "return_dict", "output_hidden_states",
-           "output_attentions", "tie_last_hidden_states", "unsloth_fixed", "unsloth_version", "is_llama_config",
-           // Tokens. That of padding gets no gradient in transformers; here it is a token like any other.
-           "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class",
-           "prefix",
-           // Heads for other tasks.
-           "finetuning_task", "id2label", "label2id", "num_labels", "problem_type", "task_specific_params",
-           "classifier_dropout", "tie_encoder_decoder",
-           // Generation.
-           "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
-           "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty",
-           "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences",
-           "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
-           "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"}) {
+  for (const auto* name :
+       {// Storage, and how transformers runs.
+        "dtype", "torch_dtype", "_name_or_path", "_commit_hash", "use_cache", "pretraining_tp", "torchscript",
+        "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "is_decoder", "attn_implementation",
+        "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
+        "experts_implementation", "_experts_implementation_internal", "return_dict", "output_hidden_states",
+        "output_attentions", "tie_last_hidden_states", "unsloth_fixed", "unsloth_version", "is_llama_config",
+        // Tokens. That of padding gets no gradient in transformers; here it is a token like any other.
+        "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class",
+        "prefix",
+        // Heads for other tasks.
+        "finetuning_task", "id2label", "label2id", "num_labels", "problem_type", "task_specific_params",
+        "classifier_dropout", "tie_encoder_decoder",
+        // Generation.
+        "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+        "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+        "encoder_no_repeat_ngram_size", "bad_words_ids", "num_return_sequences", "output_scores",
+        "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+        "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"}) {
     fields.push_back({name});
   }
   return fields;
@@ -119,11 +119,9 @@ HuggingFaceFamily llama() {
   return {"llama",
           "LlamaForCausalLM",
           false,
-          {becomes("max_position_embeddings", 2048),
-           becomes("rms_norm_eps", 1e-6),
+          {becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
            fixed("partial_rotary_factor", {1}, "partial_rotary_factor"),
-           fixed("use_qk_norm", {false, nullptr}, "use_qk_norm"),
-           fixed("mlp_bias", {false})}};
+           fixed("use_qk_norm", {false, nullptr}, "use_qk_norm"), fixed("mlp_bias", {false})}};
 }
 
 HuggingFaceFamily qwen3() {
@@ -133,38 +131,27 @@ HuggingFaceFamily qwen3() {
 HuggingFaceFamily qwen3_moe() {
   HuggingFaceFamily family{"qwen3_moe", "Qwen3MoeForCausalLM", true, qwen_fields()};
   add(family.fields, expert_fields());
-  add(family.fields, {becomes("moe.norm_topk_prob", false),
-                      honoured("n_routed_experts"),
-                      honoured("first_k_dense_replace"),
-                      honoured("mlp_only_layers"),
-                      fixed("decoder_sparse_step", {1}),
-                      fixed("scoring_func", {"softmax", nullptr}, "moe.scoring_func"),
-                      fixed("topk_method", {"greedy", nullptr}),
-                      fixed("n_group", {1, nullptr}, "moe.n_group"),
-                      fixed("topk_group", {1, nullptr}, "moe.topk_group"),
-                      fixed("n_shared_experts", {0, nullptr}, "moe.n_shared_experts"),
-                      fixed("shared_expert_intermediate_size", {0, nullptr}),
-                      fixed("routed_scaling_factor", {1, nullptr}, "moe.routed_scaling_factor")});
+  add(family.fields,
+      {becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
+       honoured("mlp_only_layers"), fixed("decoder_sparse_step", {1}),
+       fixed("scoring_func", {"softmax", nullptr}, "moe.scoring_func"), fixed("topk_method", {"greedy", nullptr}),
+       fixed("n_group", {1, nullptr}, "moe.n_group"), fixed("topk_group", {1, nullptr}, "moe.topk_group"),
+       fixed("n_shared_experts", {0, nullptr}, "moe.n_shared_experts"),
+       fixed("shared_expert_intermediate_size", {0, nullptr}),
+       fixed("routed_scaling_factor", {1, nullptr}, "moe.routed_scaling_factor")});
   return family;
 }
 
 HuggingFaceFamily glm4_moe() {
   HuggingFaceFamily family{"glm4_moe", "Glm4MoeForCausalLM", true, expert_fields()};
-  add(family.fields, {becomes("max_position_embeddings", 131072),
-                      becomes("rms_norm_eps", 1e-5),
-                      becomes("partial_rotary_factor", 0.5),
-                      becomes("use_qk_norm", false),
-                      fixed("mlp_bias", {false, nullptr}),
-                      fixed("scoring_func", {"sigmoid", nullptr}, "moe.scoring_func"),
-                      fixed("topk_method", {"noaux_tc", nullptr}),
-                      becomes("moe.n_routed_experts"),
-                      becomes("moe.first_k_dense_replace", 1),
-                      becomes("moe.n_group", 1),
-                      becomes("moe.topk_group", 1),
-                      becomes("moe.n_shared_experts", 1),
-                      becomes("moe.norm_topk_prob", true),
-                      becomes("moe.routed_scaling_factor", 1.0),
-                      honoured("num_nextn_predict_layers")});  // which layers an import of weights leaves out
+  add(family.fields,
+      {becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
+       becomes("use_qk_norm", false), fixed("mlp_bias", {false, nullptr}),
+       fixed("scoring_func", {"sigmoid", nullptr}, "moe.scoring_func"), fixed("topk_method", {"noaux_tc", nullptr}),
+       becomes("moe.n_routed_experts"), becomes("moe.first_k_dense_replace", 1), becomes("moe.n_group", 1),
+       becomes("moe.topk_group", 1), becomes("moe.n_shared_experts", 1), becomes("moe.norm_topk_prob", true),
+       becomes("moe.routed_scaling_factor", 1.0),
+       honoured("num_nextn_predict_layers")});  // which layers an import of weights leaves out
   return family;
 }
 

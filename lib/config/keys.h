@@ -13,7 +13,7 @@ namespace meshard {
 struct Key {
   KeyDoc doc;
   bool takes_text = false;  ///< any text: what follows the `=` of an override is the value as it is
-  bool required = false;  ///< must be given where its section is (an integer, so 0 is "not given")
+  bool required = false;    ///< must be given where its section is (an integer, so 0 is "not given")
   std::function<Outcome(Config&, const YamlNode&)> read;
   /// The value as YAML, or nothing if a resolved config does not show the key.
   std::function<std::optional<std::string>(const Config&)> write;

@@ -86,7 +86,7 @@ Outcome read_value(const YamlNode& node, const Limits&, E& out) {
 /// Local. Whether a key of this type takes any text, so that on a command line all that follows its `=` is the value.
 template <class T>
 bool takes_text(const T&, const Limits& limits) {
-  return (std::is_same_v<T, std::string> || std::is_same_v<T, std::optional<std::string>>) && limits.words.empty();
+  return (std::is_same_v<T, std::string> || std::is_same_v<T, std::optional<std::string>>)&&limits.words.empty();
 }
 
 template <WordEnum E>

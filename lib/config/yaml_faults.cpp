@@ -47,7 +47,8 @@ std::optional<TextFault> foreign_byte(std::string_view text) {
   const auto first = std::min(invalid, control);
   if (first == text.size()) return {};
   const auto byte = static_cast<unsigned char>(text[first]);
-  if (invalid < control) return at(text, first, fmt::format("byte 0x{:02x} is not UTF-8; write the text in UTF-8", byte));
+  if (invalid < control)
+    return at(text, first, fmt::format("byte 0x{:02x} is not UTF-8; write the text in UTF-8", byte));
   return at(text, first,
             fmt::format("byte 0x{:02x}{} is a control character, which YAML does not take; take it out", byte,
                         byte == 0 ? " (NUL)" : ""));

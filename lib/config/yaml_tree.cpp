@@ -152,7 +152,8 @@ void merge_missing(YamlNode& into, const YamlNode& defaults, int depth) {
   for (const auto& child : defaults.children) {
     if (present.insert(child.key).second) {
       into.children.push_back(child);
-    } else if (auto* mine = depth > 0 ? into.find(child.key) : nullptr; mine != nullptr && mine->kind == YamlNode::Kind::Map && child.kind == YamlNode::Kind::Map) {
+    } else if (auto* mine = depth > 0 ? into.find(child.key) : nullptr;
+               mine != nullptr && mine->kind == YamlNode::Kind::Map && child.kind == YamlNode::Kind::Map) {
       merge_missing(*mine, child, depth - 1);
     }
   }

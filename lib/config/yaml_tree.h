@@ -26,9 +26,9 @@ struct YamlNode {
   void move_to(const Place& to);
 };
 
-/// Local. Parses `text`. A byte that is not UTF-8, a control character, a syntax error, a second document, a duplicate key (the first is kept), a tag, a key that is
-/// not a plain word, and aliases that nest or multiply without end go into `report`; what is left of the document is
-/// returned. With `override_key` every place is that override.
+/// Local. Parses `text`. A byte that is not UTF-8, a control character, a syntax error, a second document, a duplicate
+/// key (the first is kept), a tag, a key that is not a plain word, and aliases that nest or multiply without end go
+/// into `report`; what is left of the document is returned. With `override_key` every place is that override.
 YamlNode parse_yaml(const std::string& text, Report& report, const std::string& override_key = "");
 
 /// Local. Adds to the map `into` what it lacks of the map `defaults`, and to its maps likewise (`depth` levels down).

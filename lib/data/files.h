@@ -9,11 +9,11 @@
 
 namespace meshard {
 
-/// Local. Calls `visit` with each file that the patterns of `options` name: patterns in their order, the matches of each
-/// sorted bytewise (whatever the locale), every file once. A pattern that is the name of an existing file is that file,
-/// whatever characters it has. Throws ConfigError, naming the pattern, if a glob matches nothing or there is no pattern,
-/// and for a folder, before any visit; a plain name is not opened before. A ConfigError about a file begins with what
-/// `options` says of its pattern, those of `visit` too.
+/// Local. Calls `visit` with each file that the patterns of `options` name: patterns in their order, the matches of
+/// each sorted bytewise (whatever the locale), every file once. A pattern that is the name of an existing file is that
+/// file, whatever characters it has. Throws ConfigError, naming the pattern, if a glob matches nothing or there is no
+/// pattern, and for a folder, before any visit; a plain name is not opened before. A ConfigError about a file begins
+/// with what `options` says of its pattern, those of `visit` too.
 void for_each_file(const CorpusOptions& options, const std::function<void(const std::filesystem::path&)>& visit);
 
 /// A whole file, mapped read-only: its pages are shared by all ranks of a node. It must not shrink while it is mapped.

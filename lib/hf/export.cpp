@@ -22,16 +22,7 @@ bool is_spare(const std::string& fqn, const HfModel& model) {
 }
 
 void require_fit(const CheckpointReader& from, const HfModel& model) {
-  StateDict wanted;
-  for (auto& [fqn, shape] : model_tensors(model)) {
-    const auto key = kWeights + fqn;
-    if (is_spare(fqn, model) && !from.metadata().tensors.contains(key)) continue;
-    StateTensor tensor;
-    tensor.key = key;
-    tensor.shape = shape;
-    wanted.tensors.push_back(std::move(tensor));
-  }
-  const auto mismatch = from.compare(wanted, kWeights);
+  const auto mismatch = fit_of(from, model);
   if (mismatch.empty()) return;
   throw IoError(fmt::format("{} is not a checkpoint of this model:{}", from.folder().string(), mismatch.text()));
 }
@@ -49,6 +40,19 @@ at::Tensor values_of(const CheckpointReader& from, const FileTensor& part, const
 }
 
 }  // namespace
+
+Mismatch fit_of(const CheckpointReader& from, const HfModel& model) {
+  StateDict wanted;
+  for (auto& [fqn, shape] : model_tensors(model)) {
+    const auto key = kWeights + fqn;
+    if (is_spare(fqn, model) && !from.metadata().tensors.contains(key)) continue;
+    StateTensor tensor;
+    tensor.key = key;
+    tensor.shape = shape;
+    wanted.tensors.push_back(std::move(tensor));
+  }
+  return from.compare(wanted, kWeights);
+}
 
 std::vector<std::string> export_model(const CheckpointReader& from, const HfModel& model, FileSystem& files,
                                       const std::filesystem::path& out, const ExportOptions& options) {

@@ -12,6 +12,10 @@ struct ExportOptions {
   std::int64_t shard_bytes = kShardBytes;
 };
 
+/// Local. What of the "model." tensors of `from` is not the model's, by the index alone: nothing of any tensor's size is
+/// asked for. A tied head, and an expert bias that is off, may be absent.
+Mismatch fit_of(const CheckpointReader& from, const HfModel& model);
+
 /// Local. Writes the "model." tensors of `from`, a checkpoint of `model`, as the folder `out`, all or nothing
 /// (write_safetensors()). Streams: one tensor of the files in memory, of the experts one expert's matrix. Returns
 /// warnings for the user.

@@ -46,6 +46,7 @@ class Checkpoints {
   /// Collective over world. As finish(), for a run that an error ends: that a save failed, too, is only logged.
   void settle();
 
+  bool in_flight() const { return saver_.in_flight(); }
   /// Step of the newest complete checkpoint of this run, 0 if none.
   std::int64_t newest() const { return newest_; }
   /// Says that the run began from this step's checkpoint.

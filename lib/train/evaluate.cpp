@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "comm/together.h"
 #include "train/assemble.h"
 #include "train/resume.h"
 #include "train/sharded_model.h"
@@ -51,6 +52,9 @@ void check_held_out(const Corpus& corpus, const Config& config, const std::strin
 
 Evaluation evaluate_checkpoint(World& world, Config config, const std::filesystem::path& checkpoint, Log& log) {
   shard_over_all_ranks(config.parallel, world.size());
+  together(world, [&] {
+    if (world.rank() == 0) require_fit(posix_file_system(), checkpoint, config);
+  });
   auto corpus = open_corpus(corpus_options(config));
   check_held_out(*corpus, config);
   Batches batches(*corpus, config, world);

@@ -1,5 +1,6 @@
 #include "train/resume.h"
 
+#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -10,8 +11,11 @@
 #include "base/memory.h"
 #include "checkpoint/store.h"
 #include "comm/together.h"
+#include "hf/export.h"
 #include "hf/import.h"
+#include "hf/names.h"
 #include "train/assemble.h"
+#include "train/evaluate.h"
 #include "train/training_state.h"
 
 namespace meshard {
@@ -20,15 +24,11 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A whole number that every meshard.json has.
-std::int64_t fact(const CheckpointReader& reader, const char* name, std::int64_t least,
-                  std::int64_t most = std::int64_t{1} << 53) {
+// A whole number that every run writes; CheckpointReader has seen to its range.
+std::int64_t fact(const CheckpointReader& reader, const char* name) {
   auto& extra = reader.extra();
-  bool sound = extra.contains(name) && extra[name].is_number_integer() && extra[name] >= least && extra[name] <= most;
-  if (sound) return extra[name].get<std::int64_t>();
-  throw IoError(fmt::format("{}: `{}` is {}; expected a whole number from {} to {}",
-                            (reader.folder() / "meshard.json").string(), name,
-                            extra.contains(name) ? json_text(extra[name]).substr(0, 40) : "missing", least, most));
+  if (extra.contains(name)) return extra[name].get<std::int64_t>();
+  throw IoError(fmt::format("{}: `{}` is missing: no run wrote it", (reader.folder() / "meshard.json").string(), name));
 }
 
 std::string rank_lines(const std::vector<std::string>& problems) {
@@ -37,14 +37,49 @@ std::string rank_lines(const std::vector<std::string>& problems) {
   return text;
 }
 
-// Opens and verifies, each rank its share of the data. Empty reader: `problem` says why, the same on every rank.
-std::unique_ptr<CheckpointReader> open_verified(World& world, FileSystem& files, const std::filesystem::path& folder,
-                                                std::string& problem) {
-  std::unique_ptr<CheckpointReader> reader;
-  std::vector<std::string> mine;
+// Of the first step count of the optimizer's, as all are alike.
+void check_steps(const CheckpointReader& reader, std::int64_t step) {
+  auto& tensors = reader.metadata().tensors;
+  auto counts = [](auto& entry) { return entry.first.starts_with("optimizer.state.") && entry.first.ends_with(".step"); };
+  auto found = std::ranges::find_if(tensors, counts);
+  if (found == tensors.end() || !found->second.shape.empty()) return;
+  auto count = at::empty({}, at::kFloat);
+  reader.read(StateTensor{found->first, {}, at::kFloat, {}, {{whole({}), count}}, {}});
+  auto steps = count.item<float>();
+  if (steps <= static_cast<float>(step)) return;  // fewer: steps that were skipped
+  throw IoError(fmt::format("{} says step {}, but its optimizer has done {} steps",
+                            (reader.folder() / "meshard.json").string(), step, steps));
+}
+
+// By its index and the length of its files; null: `problem` says why.
+std::unique_ptr<CheckpointReader> open_with_data(FileSystem& files, const std::filesystem::path& folder,
+                                                 std::string& problem) {
   try {
-    reader = std::make_unique<CheckpointReader>(files, folder);
-    mine = reader->verify(world.rank(), world.size());
+    auto reader = std::make_unique<CheckpointReader>(files, folder);
+    reader->require_extents();
+    return reader;
+  } catch (const Error& error) {
+    problem = error.what();
+    return nullptr;
+  }
+}
+
+// A checkpoint that was opened and verified, the same on every rank.
+struct Opened {
+  std::unique_ptr<CheckpointReader> reader;  // none: `problem` says why
+  std::string problem, note;
+};
+
+// Each rank verifies its share of the data.
+Opened open_verified(World& world, FileSystem& files, const std::filesystem::path& folder) {
+  Opened opened;
+  Verification found;
+  auto& mine = found.problems;
+  try {
+    opened.reader = std::make_unique<CheckpointReader>(files, folder);
+    found = opened.reader->verify(world.rank(), world.size());
+    auto problem = world.rank() == 0 && found.sound() ? contradiction(*opened.reader) : "";
+    if (!problem.empty()) mine.push_back(problem);
   } catch (const std::exception& error) {
     mine.push_back(message_of(error));
   }
@@ -60,15 +95,19 @@ std::unique_ptr<CheckpointReader> open_verified(World& world, FileSystem& files,
     ++rank;
   }
   if (all > distinct.size() && distinct.size() == kTold) distinct.push_back("and more");
-  problem = rank_lines(distinct);
-  return problem.empty() ? std::move(reader) : nullptr;
+  opened.problem = rank_lines(distinct);
+  if (!opened.problem.empty()) opened.reader = nullptr;
+  auto unsummed = static_cast<std::int64_t>(sum_over_ranks(world, static_cast<double>(found.unsummed.items)));
+  if (unsummed > 0) {
+    opened.note = fmt::format("{} items could not be checked: PyTorch was told to write no CRC-32", unsummed);
+  }
+  return opened;
 }
 
-std::unique_ptr<CheckpointReader> open_whole(World& world, FileSystem& files, const std::filesystem::path& folder) {
-  std::string problem;
-  auto reader = open_verified(world, files, folder, problem);
-  if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));
-  return reader;
+Opened open_whole(World& world, FileSystem& files, const std::filesystem::path& folder) {
+  auto opened = open_verified(world, files, folder);
+  if (opened.reader) return opened;
+  throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), opened.problem));
 }
 
 // What this run's config changes of what `folder` was made with; refuses another model. `source`: where the old values
@@ -91,6 +130,15 @@ std::string config_notes(const CheckpointReader& reader, const Config& config) {
   return change_notes(config_changes(config_of(reader), config), reader.folder(), "the checkpoint");
 }
 
+std::string note_mismatch(const CheckpointReader& reader, const Mismatch& mismatch, bool strict) {
+  if (mismatch.empty()) return "";
+  auto text =
+      fmt::format("{} does not match this run's model and optimizer:{}", reader.folder().string(), mismatch.text());
+  bool can_skip = mismatch.shapes.empty() && mismatch.dtypes.empty();
+  if (strict || !can_skip) throw IoError(text + (can_skip ? "\n  checkpoint.strict: false loads what matches" : ""));
+  return text;
+}
+
 std::string check_match(const CheckpointReader& reader, const StateDict& state, bool strict) {
   auto mismatch = reader.compare(state, "model.");
   bool whole_state = std::ranges::any_of(state.tensors, [](auto& t) { return t.key.starts_with("optimizer."); });
@@ -98,12 +146,7 @@ std::string check_match(const CheckpointReader& reader, const StateDict& state, 
     auto more = reader.compare(state, "optimizer.state.").unexpected;
     mismatch.unexpected.insert(mismatch.unexpected.end(), more.begin(), more.end());
   }
-  if (mismatch.empty()) return "";
-  auto text =
-      fmt::format("{} does not match this run's model and optimizer:{}", reader.folder().string(), mismatch.text());
-  bool can_skip = mismatch.shapes.empty() && mismatch.dtypes.empty();
-  if (strict || !can_skip) throw IoError(text + (can_skip ? "\n  checkpoint.strict: false loads what matches" : ""));
-  return text;
+  return note_mismatch(reader, mismatch, strict);
 }
 
 std::string conversion_note(const CheckpointReader& reader, const StateDict& state) {
@@ -120,15 +163,15 @@ void add_note(std::string& notes, const std::string& note) {
 }
 
 // A run's folder stands for its newest complete checkpoint.
-std::filesystem::path newest_of_a_run(World& world, FileSystem& files, const std::filesystem::path& folder) {
-  std::string newest;
+std::filesystem::path newest_of_a_run(FileSystem& files, const std::filesystem::path& folder) {
+  if (files.exists(folder / ".metadata")) return folder;
   CheckpointStore store(files, folder / "checkpoints");
-  if (world.rank() == 0 && !files.exists(folder / ".metadata")) {
-    auto steps = store.complete();
-    if (!steps.empty()) newest = store.folder(steps.front()).string();
-  }
-  newest = world.share_text(newest);
-  return newest.empty() ? folder : std::filesystem::path(newest);
+  auto steps = store.complete();
+  return steps.empty() ? folder : store.folder(steps.front());
+}
+
+bool is_hugging_face(FileSystem& files, const std::filesystem::path& folder) {
+  return !files.exists(folder / ".metadata") && files.exists(folder / "config.json");
 }
 
 std::string number_text(const pickle::Value& value) {
@@ -160,33 +203,30 @@ Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const C
     auto samples = steps * config.train.global_batch_size;
     return {steps, samples, samples * config.train.seq_len};
   }
-  Progress progress{fact(reader, "step", 0), fact(reader, "samples", 0), fact(reader, "tokens", 0)};
-  if (steps > progress.step) {  // fewer: steps that were skipped
-    throw IoError(fmt::format("{} says step {}, but its optimizer has done {} steps",
-                              (reader.folder() / "meshard.json").string(), progress.step, steps));
-  }
-  return progress;
+  return {fact(reader, "step"), fact(reader, "samples"), fact(reader, "tokens")};
 }
 
-LoadedCheckpoint load_all(World& world, const CheckpointReader& reader, const TrainingParts& parts) {
+LoadedCheckpoint load_all(World& world, const Opened& opened, const TrainingParts& parts) {
+  auto& reader = *opened.reader;
   auto loaded = together(world, [&] {
     LoadedCheckpoint loaded;
     loaded.folder = reader.folder();
     bool foreign = reader.extra().is_null();
     add_note(loaded.notes, config_notes(reader, parts.config));
     if (parts.data && world.rank() == 0 && !foreign) {
-      add_note(loaded.notes, data_notes(reader, parts.config, *parts.data, fact(reader, "samples", 0)));
+      add_note(loaded.notes, data_notes(reader, parts.config, *parts.data, fact(reader, "samples")));
     }
     parts.optimizer.allocate(parts.context.weight_shards());
     auto state = training_state(parts.context, parts.optimizer, parts.config, 0.0);
-    if (foreign) add_note(loaded.notes, "there is no meshard.json: no checksums, no config to compare");
+    if (foreign) add_note(loaded.notes, "there is no meshard.json: no config to compare");
+    add_note(loaded.notes, opened.note);
     if (foreign) add_note(loaded.notes, hyperparameter_note(reader, state));
     state.values.clear();  // what PyTorch keeps per parameter group is made from the config, not read
     add_note(loaded.notes, check_match(reader, state, parts.config.checkpoint.strict));
     add_note(loaded.notes, conversion_note(reader, state));
     std::erase_if(state.tensors, [&](auto& tensor) { return !reader.metadata().tensors.contains(tensor.key); });
     reader.read(state);
-    parts.optimizer.set_steps(optimizer_steps(state));
+    parts.optimizer.set_steps(optimizer_steps(state, reader.folder().string()));
     loaded.progress = progress_of(reader, parts.optimizer.steps(), parts.config);
     return loaded;
   });
@@ -204,12 +244,12 @@ std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, c
   std::istringstream steps(world.share_text(listed));
   std::int64_t step = 0;
   while (steps >> step) {
-    std::string problem;
-    auto reader = open_verified(world, files, store.folder(step), problem);
+    auto opened = open_verified(world, files, store.folder(step));
+    auto& [reader, problem, _] = opened;
     bool renamed = reader && !reader->extra().is_null() && reader->extra().value("step", Json()) != step;
     if (renamed) problem = fmt::format("it is of step {}", json_text(reader->extra().value("step", Json())));
     if (reader && !renamed) {
-      auto loaded = load_all(world, *reader, parts);
+      auto loaded = load_all(world, opened, parts);
       loaded.notes = notes.empty() ? loaded.notes : notes + (loaded.notes.empty() ? "" : "\n" + loaded.notes);
       return loaded;
     }
@@ -230,7 +270,7 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
     if (loaded) return *loaded;
     throw ConfigError(fmt::format("{} holds no complete checkpoint", (folder / "checkpoints").string()));
   }
-  return load_all(world, *open_whole(world, files, folder), parts);
+  return load_all(world, open_whole(world, files, folder), parts);
 }
 
 std::string fault_note(const CheckpointReader& reader) {
@@ -248,7 +288,7 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
         fmt::format("{} has no config in it, as PyTorch wrote it; give one with --config", reader.folder().string()));
   }
   auto name = (reader.folder() / "meshard.json").string();
-  auto ranks = fact(reader, "ranks", 1, std::numeric_limits<int>::max());
+  auto ranks = fact(reader, "ranks");
   auto text = extra["config"].is_string() ? extra["config"].get<std::string>() : "";
   Config saved;
   try {
@@ -261,9 +301,13 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
 
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
                               const TrainingParts& parts) {
-  bool hugging_face = !files.exists(folder / ".metadata") && files.exists(folder / "config.json");
-  std::unique_ptr<CheckpointReader> reader;
-  if (!hugging_face) reader = open_whole(world, files, newest_of_a_run(world, files, folder));
+  bool hugging_face = is_hugging_face(files, folder);
+  Opened opened;
+  if (!hugging_face) {
+    auto newest = world.share_text(world.rank() == 0 ? newest_of_a_run(files, folder).string() : "");
+    opened = open_whole(world, files, newest);
+  }
+  auto& reader = opened.reader;
   auto loaded = together(world, [&] {
     LoadedCheckpoint loaded;
     loaded.folder = reader ? reader->folder() : folder;
@@ -276,6 +320,7 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
       return loaded;
     }
     add_note(loaded.notes, fault_note(*reader));
+    add_note(loaded.notes, opened.note);
     add_note(loaded.notes, config_notes(*reader, parts.config));
     add_note(loaded.notes, check_match(*reader, state, parts.config.checkpoint.strict));
     add_note(loaded.notes, conversion_note(*reader, state));
@@ -284,6 +329,53 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
   });
   parts.context.refresh_weights();
   return loaded;
+}
+
+std::string contradiction(const CheckpointReader& reader) {
+  auto& facts = reader.extra();
+  bool of_a_run = facts.is_object() && facts.contains("config") && facts.contains("ranks") && facts.contains("step");
+  if (!of_a_run) return "";
+  try {
+    auto mismatch = fit_of(reader, hf_model(config_of(reader)));
+    if (!mismatch.empty()) {
+      return fmt::format("the config in {} makes another model than its tensors are:{}",
+                         (reader.folder() / "meshard.json").string(), mismatch.text());
+    }
+    check_steps(reader, fact(reader, "step"));
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config) {
+  if (!is_hugging_face(files, source)) {
+    auto folder = newest_of_a_run(files, source);
+    std::string problem;
+    auto reader = open_with_data(files, folder, problem);
+    if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));
+    config_notes(*reader, config);
+    note_mismatch(*reader, fit_of(*reader, hf_model(config)), config.checkpoint.strict);
+    return;
+  }
+  change_notes(changes_from_hugging_face(source / "config.json", config), source, "config.json");
+  StateDict state;  // without pieces: nothing is read
+  for (auto& [fqn, shape] : model_tensors(hf_model(config))) {
+    state.tensors.push_back({"model." + fqn, {}, at::kFloat, shape, {}, {}});
+  }
+  import_weights(Safetensors(files, source), hf_model(config), state);
+}
+
+bool require_newest_fit(FileSystem& files, const std::filesystem::path& root, const Config& config) {
+  CheckpointStore store(files, root);
+  for (auto step : store.complete()) {
+    std::string problem;
+    auto reader = open_with_data(files, store.folder(step), problem);
+    if (!reader || !contradiction(*reader).empty()) continue;
+    require_fit(files, store.folder(step), config);
+    return true;
+  }
+  return false;
 }
 
 }  // namespace meshard

@@ -43,8 +43,8 @@ double flops_per_token(const Config& config, std::int64_t parameters) {
   return 6.0 * static_cast<double>(parameters - embedding) + attention;
 }
 
-// Before the folder, as --overwrite removes what is in it.
-void check_sources(const RunOptions& options, const std::filesystem::path& run_folder) {
+// Before the folder, as --overwrite removes what is in it, and before the model has memory.
+void check_sources(const RunOptions& options, const std::filesystem::path& run_folder, const Config& config) {
   namespace fs = std::filesystem;
   if (RunFolder::has_checkpoint_of_this_job(run_folder)) return;  // which is what this start goes on from
   auto check = [&](const char* option, const std::optional<fs::path>& source, bool weights_only) {
@@ -63,13 +63,27 @@ void check_sources(const RunOptions& options, const std::filesystem::path& run_f
   };
   check("--resume", options.resume_from, false);
   check("--init-from", options.init_from, true);
+  auto& source = options.resume_from ? options.resume_from : options.init_from;
+  if (source && options.resume != Resume::Auto) require_fit(posix_file_system(), *source, config);
+}
+
+bool begins_with_its_own(const RunOptions& options, const RunFolder& folder) {
+  return folder.goes_on() || (options.resume == Resume::Auto && !options.resume_from);
+}
+
+// Other sources only where no checkpoint of the run's own goes before them.
+void check_own_checkpoints(const RunOptions& options, const RunFolder& folder, const Config& config) {
+  auto& files = posix_file_system();
+  if (!begins_with_its_own(options, folder) || require_newest_fit(files, folder.checkpoints(), config)) return;
+  auto& source = options.resume_from ? options.resume_from : options.init_from;
+  if (source) require_fit(files, *source, config);
 }
 
 std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOptions& options, const RunFolder& folder,
                                                        const TrainingParts& parts, Log& log) {
   auto& files = posix_file_system();
   std::optional<LoadedCheckpoint> loaded;
-  if (folder.goes_on() || (options.resume == Resume::Auto && !options.resume_from)) {
+  if (begins_with_its_own(options, folder)) {
     loaded = resume_newest(world, files, folder.checkpoints(), parts);
   }
   if (!loaded && options.resume_from) loaded = resume_from(world, files, *options.resume_from, parts);
@@ -129,7 +143,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   }
   auto data = together(world, [&] { return world.rank() == 0 ? data_record(*corpus) : DataRecord{}; });
   together(world, [&] {
-    if (world.rank() == 0) check_sources(options, folder_of(config, options));
+    if (world.rank() == 0) check_sources(options, folder_of(config, options), config);
   });
   RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
   world.move_dumps(folder.dump());
@@ -147,6 +161,9 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   if (tap) log.print(fmt::format("routing is replayed from {}", *config.regression.replay_routing));
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 
+  together(world, [&] {
+    if (world.rank() == 0) check_own_checkpoints(options, folder, config);
+  });
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto plan = make_plan(config, world.size());
   if (!tap) tap = start_recording(world, config);

@@ -43,7 +43,8 @@ Outcome Trainer::run(bool progress) {
 
 // After an error. If it is of this rank alone, the others wait for it in some collective until main ends them.
 void Trainer::end_in_order(int code, const std::string& reason) {
-  if (!world_.all_end()) return;
+  constexpr std::chrono::seconds kBrief{2}, kPatient{15};  // what a save is worth on a node that is slow just now
+  if (!world_.all_end(checkpoints_.in_flight() ? kPatient : kBrief)) return;
   checkpoints_.settle();
   try {
     metrics_.end(code, progress_.step, reason);

@@ -104,7 +104,7 @@ StateDict training_state(const ShardingContext& context, const Optimizer& optimi
   return state;
 }
 
-std::int64_t optimizer_steps(const StateDict& state) {
+std::int64_t optimizer_steps(const StateDict& state, const std::string& where) {
   const StateTensor* first = nullptr;
   float steps = 0.0f;
   for (auto& tensor : state.tensors) {
@@ -112,13 +112,13 @@ std::int64_t optimizer_steps(const StateDict& state) {
     if (!counts) continue;
     auto own = tensor.pieces.front().values.item<float>();
     if (!(own >= 0.0f && own < kMostSteps && own == std::floor(own))) {
-      throw IoError(fmt::format("{} is {}: no count of steps", tensor.key, own));
+      throw IoError(fmt::format("{}: {} is {}: no count of steps", where, tensor.key, own));
     }
     if (first && own != steps) {
       throw IoError(
-          fmt::format("{} is {}, but {} is {}: Meshard keeps one count of steps for all parameters; --init-from takes "
+          fmt::format("{}: {} is {}, but {} is {}: Meshard keeps one count of steps for all parameters; --init-from takes "
                       "the weights alone",
-                      first->key, steps, tensor.key, own));
+                      where, first->key, steps, tensor.key, own));
     }
     first = &tensor;
     steps = own;

@@ -13,7 +13,7 @@ namespace meshard {
 StateDict training_state(const ShardingContext& context, const Optimizer& optimizer, const Config& config, double lr);
 
 /// Local. The optimizer's step count as a loaded state has it: reading fills the tensors that training_state() made.
-/// IoError if its parameters disagree, or one is no count.
-std::int64_t optimizer_steps(const StateDict& state);
+/// IoError, beginning with `where`, if its parameters disagree, or one is no count.
+std::int64_t optimizer_steps(const StateDict& state, const std::string& where);
 
 }  // namespace meshard

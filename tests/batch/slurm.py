@@ -2,6 +2,7 @@
 """The job scripts under a real Slurm: munged, slurmctld and two slurmd on this machine."""
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -10,7 +11,8 @@ from pathlib import Path
 from cluster import Cluster, missing
 from jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
 from slurm_jobs import UNBOUND, Slurm, same_as_uninterrupted
-from harness import (SKIPPED, Metrics, Run, case, expect, main, says_once, scratch, sets, steps_logged, until)
+from harness import (SKIPPED, Metrics, Run, case, expect, is_running, main, processes, says_once, scratch, sets, steps_logged,
+                     until)
 from saved import steps_saved
 
 ASKED = "launch.sh: USR1: asked the run to stop"
@@ -56,7 +58,8 @@ def over_two_nodes():
     not used; a job that does not say what runs where."""
     site = home / "jobs/site.env"
     original = site.read_text()
-    site.write_text('MESHARD_PARTITION=main\nMESHARD_STOP_BEFORE_S=60\nPREFLIGHT=1\n' + original)
+    site.write_text('MESHARD_PARTITION=main\nMESHARD_STOP_BEFORE_S=60\nPREFLIGHT=1\n'
+                    'MESHARD_SUBMIT_OPTIONS=--exclusive\n' + original)
     folder = scratch("run")
     command = ["jobs/submit.sh", "slurm", "--nodes", 2, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time",
                "0:05:00", TINY, "--run-dir", folder, *sets({**VALUES, "train.steps": 2})]
@@ -71,6 +74,7 @@ def over_two_nodes():
             ("the launcher's version and options", r"mpirun \(Open MPI\) [\d.]+; launcher: mpirun -n 4 ", 1),
             ("the node", r"node1: .* CPUs, .* GB, \d+ GPUs", 1),
             ("Meshard's and LibTorch's versions", r"\nmeshard +\d.*\nLibTorch +\d", 1),
+            ("why ranks are bound", "binding: each rank to cores of its own, as the job has its nodes for itself", 1),
             ("the binding of each rank", r"MCW rank \d bound to ", 8),   # preflight and training
             ("the map of ranks", r"\n  rank 0-3 ", 1), ("the run folder", rf"run folder {folder};", 1),
             ("the end", r"meshard: done: results lie in", 1)):
@@ -111,6 +115,23 @@ def wrong_pairing():
 
 
 @case
+def killed():
+    """Catches: anything of a run that is left when its script or its mpirun is killed with -9; ranks of a job that shares
+    its nodes, bound to cores that another job's are bound to."""
+    for what in ("script", "mpirun"):
+        folder = scratch("run")
+        job = slurm.sbatch(folder, 1000000, env={"MESHARD_MPI_OPTIONS": ""})
+        with Held(folder, 2, job.until):
+            pids = [pid for pid, command in processes() if str(folder) in " ".join(command) and
+                    (command[0] == "mpirun" if what == "mpirun" else "slurm_script" in command[1])]
+            expect(f"{what}: there is one", len(pids) == 1, pids, job)
+            os.kill(pids[0], signal.SIGKILL)
+            until(lambda: not is_running("", folder), 20, f"an end of all that is of the run: {what}")
+        job.ended()
+        expect(f"{what}: the job has failed", job.state == "FAILED" and "binding: none of ours" in job.log, job)
+
+
+@case
 def array():
     """Catches: an index off by one; a point's run outside its folder; a point that is not there; one that
     is requeued and takes the others along."""
@@ -129,19 +150,53 @@ def array():
     expect("points 0 and 2 ran, each in its folder", list(ran.values()) == [2, 0, 2], ran)
     expect("with their own values", "lr: 0.003" in (sweep / "optimizer.lr=3.0e-3/config.yaml").read_text(), sweep)
 
-    stops = ("steps: 20", "steps: 20\n  max_minutes: 0.0001")
-    pair = write_sweep(scratch("sweep"), {"goes on": ("steps: 20", "steps: 20"), "stops": stops})
-    number = cluster.call(*words[:6], "--array=0,1", *words[7:9], pair, *sets(VALUES), cwd=home,
-                          env={**UNBOUND, "MESHARD_MAX_REQUEUES": "1"}).strip()
+    pair = write_sweep(scratch("sweep"), {name: ("steps: 20", "steps: 20") for name in ("goes on", "stops")})
+    run = Run(["jobs/submit.sh", "slurm", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time", "60",
+               "--array", "0-1:1,1%2", pair, *sets(VALUES)], cwd=home, env=UNBOUND).wait(60)
+    expect("submit.sh of a sweep", run.code == 0 and "--array 0-1:1,1%2 jobs/slurm/array.sbatch" in run.out, run)
+    number = re.search(r"Submitted batch job (\d+)", run.out)[1]
+    expect("submit.sh notes the array, so that a sweep leaves it alone",
+           (pair / "jobs.txt").read_text() == f"slurm {number} 0,1\n", run)
     other, stopped = (slurm.job(f"{number}_{index}") for index in (0, 1))
     with Held(pair / "goes on", 3, other.until):
-        stopped.expect_ended("a point that stops", "FAILED", 75)
+        with Held(pair / "stops", 3, stopped.until):
+            cluster.call("scancel", "--batch", "--signal=USR1", stopped.number)
+            stopped.says(ASKED, 30)
+        stopped.expect_ended("a point that stops", "COMPLETED")
     expect("a point that stops is requeued", stopped.info("Restarts") == "1", stopped)
     other.expect_ended("the other point", "COMPLETED")
     expect("the other point is left alone", other.info("Restarts") == "0", other)
-    run = Run(["jobs/submit.sh", "slurm", "--dry-run", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1,
-               "--array", "1", sweep], cwd=home).wait(60)
-    expect("submit.sh of a sweep", run.code == 0 and "--array 1 jobs/slurm/array.sbatch" in run.out, run)
+
+
+@case
+def handed_on():
+    """Catches: a setting of the environment that does not reach the job where sbatch is told to hand nothing on, or loses
+    its commas and blanks on the way; a time limit that Slurm takes and submit.sh does not, or takes for another."""
+    site = home / "jobs/site.env"
+    original = site.read_text()
+    shape = ("--nodes", 1, "--ranks-per-node", 1, "--cores-per-rank", 1)
+    settings = {"MESHARD_MPI_OPTIONS": "--bind-to none  --mca btl ^tcp,openib,vader", "MESHARD_MAX_REQUEUES": "7",
+                "MESHARD_MODULES": ""}
+    # The job says what it has, and ends.
+    site.write_text(original + "\nif [ -n \"${SLURM_JOB_ID-}\" ]; then env | grep -E '^(MESHARD_|GIVEN)'; exit 7; fi\n")
+    for options, env, also in (("", {"SBATCH_EXPORT": "NONE"}, ""), ("--export=NONE", {}, ""), ("--export GIVEN=1", {}, "GIVEN=1"),
+                               ("", {}, "")):
+        run = Run(["jobs/submit.sh", "slurm", *shape, "--time", "6", TINY], cwd=home,
+                  env={**settings, "MESHARD_SUBMIT_OPTIONS": options, **env}).wait(60)
+        job = slurm.job(re.search(r"Submitted batch job (\d+)", run.out)[1])
+        job.expect_ended(f"{options or env}", "FAILED", 7)
+        told = {**settings, "MESHARD_SUBMIT_OPTIONS": options}
+        expect(f"{options or env}: the settings arrive", all(f"{name}={value}\n" in job.log for name, value in told.items()) and
+               also in job.log, job)
+    site.write_text(original)
+    for limited, limit in (("90", "01:30:00"), ("7:30", "00:08:00"), ("0-1", "01:00:00"), ("0-0:50", "00:50:00"),
+                        ("0-00:40:00", "00:40:00")):
+        run = Run(["jobs/submit.sh", "slurm", *shape, "--time", limited, TINY], cwd=home,
+                  env={"MESHARD_SUBMIT_OPTIONS": "--hold --parsable"}).wait(60)
+        expect(f"--time {limited}: submitted", run.code == 0, run)
+        job = slurm.job(run.out.splitlines()[-2].split(";")[0])
+        expect(f"--time {limited}: Slurm reads {limit}", job.info("TimeLimit") == limit, job)
+        cluster.call("scancel", job.number)
 
 
 @case
@@ -149,7 +204,7 @@ def stopped_while_starting():
     """Catches: a request that breaks mpirun while it starts its daemons, and the job with it."""
     for delay in (0, 0.1, 0.3):
         folder = scratch("run")
-        job = slurm.sbatch(folder, 10)
+        job = slurm.sbatch(folder, 10, options=["--time=60"])   # its time is not nearly over
         job.says("the scripts took", 60)
         time.sleep(delay)
         cluster.call("scancel", "--batch", "--signal=USR1", job.number)
@@ -201,24 +256,26 @@ def pbs_scripts():
     job.expect_ended("qsub", "COMPLETED")
     expect("qsub: two ranks on two nodes, a limit from the walltime",
            "2 ranks x 1 cores on 2 nodes: node1 node2" in job.log and "walltime 300 s" in job.log, job)
-    config.write_text(config.read_text().replace("steps: 4", "steps: 100\n  max_minutes: 0.0001"))
+    config.write_text(config.read_text().replace("steps: 4", "steps: 20"))
     job = qsub()
+    with Held(folder, 6, job.until):
+        cluster.call("scancel", "--batch", "--signal=USR1", job.number)
+        job.says(ASKED, 30)
     job.expect_ended("qsub of a run that stops", "COMPLETED")
     successor = slurm.job(re.search(r"job (\d+) goes on", job.log)[1])
-    successor.ended()
+    successor.expect_ended("its successor", "COMPLETED")
     expect("its successor: the same nodes and time, and no further one", (
-        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit"), successor.info("ExitCode"))
-        == ("2", "2", "00:05:00", "75:0"), successor)
+        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit"), "restart 1:" in successor.log)
+        == ("2", "2", "00:05:00", True), successor)
     site.write_text(original)
 
 
 @case
 def requeued_within_bounds():
     """Catches: a run that can make no progress and is requeued for ever."""
-    folder = scratch("run")
-    job = slurm.sbatch(folder, 100, {"train.max_minutes": 0.0001}, env={"MESHARD_MAX_REQUEUES": "1"})
-    job.expect_ended("one restart allowed", "FAILED", 75)
-    expect("restarted once, then not", job.info("Restarts") == "1" and "restarted 1 times already" in job.log, job)
+    job = slurm.sbatch(scratch("run"), 100, {"train.max_minutes": 0.0001})
+    job.expect_ended("no time for a step", "FAILED", 70)
+    expect("not restarted, and said", job.info("Restarts") == "0" and "give it more time" in job.log, job)
 
 
 @case
@@ -269,6 +326,7 @@ def refused_before_submission():
     refused("no such config", "there is no config no.yaml in ", options=(*shape, "no.yaml"))
     refused("fewer GPUs than ranks", "1 ranks a node, but MESHARD_GPUS_PER_NODE is|2 ranks a node, but",
             env={"MESHARD_GPUS_PER_NODE": "1"}, options=("--nodes", 1, "--ranks-per-node", 2, TINY))
+    refused("a time that is none", "--time needs HH:MM:SS, .*, not '1-'", options=("--time", "1-", TINY))
     refused("a time that the margin eats up", "no longer than MESHARD_STOP_BEFORE_S",
             options=("--time", "0:05:00", TINY))
     (home / "build/meshard").rename(home / "build/hidden")

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Bad input is refused before anything starts: exit code 2, said once, with its place and the way out."""
 import json
+import os
 import pathlib
 import re
 import struct
@@ -85,7 +86,15 @@ def data_errors():
     missing, empty, short = scratch("missing.txt"), scratch("empty.txt"), scratch("short.txt")
     empty.write_text("")
     short.write_text("no")
-    refused("missing data file", [re.escape(str(missing))], values={**text, "data.files": f"[{missing}]"})
+    refused("missing data file", [r"--set data\.files: cannot open " + re.escape(str(missing))],
+            values={**text, "data.files": f"[{missing}]"})
+    fine = scratch("fine.txt")
+    fine.write_text("long enough " * 100)
+    entries = f"  type: text\n  files: [{fine}, {missing}]"
+    config = config_with(("  type: synthetic", entries))
+    refused("a missing file of the config", [
+        rf"{config.name}:{place_of(config, entries, str(missing))}  data\.files: cannot open " + re.escape(str(missing))],
+        config)
     refused("empty data", [re.escape(str(empty)) + " is empty"], values={**text, "data.files": f"[{empty}]"})
     refused("short data", [re.escape(str(short)) + " is too short"], values={**text, "data.files": f"[{short}]"})
     folder = scratch("folder")
@@ -150,6 +159,11 @@ def command_line():
                         ("weights from nowhere", ["train", TINY, "--run-dir", scratch("run"), "--init-from", "maybe"])):
         run = meshard(*words)
         expect(f"{name}: exit code 2 and a message", run.code == 2 and (run.err + run.out).strip() != "", run)
+    for written, meant in (("trian", "train"), ("inpsect", "inspect"), ("--verson", "--version")):
+        run = meshard(written, TINY)
+        expect(f"{written}: {meant} is suggested", run.code == 2 and says_once(run, f"did you mean `{meant}`"), run)
+    run = meshard("plan", TINY, "--rank", 1)
+    expect("--rank: --ranks is suggested", run.code == 2 and says_once(run, "did you mean `--ranks`"), run)
     run = Run(mpirun(2, [BINARY, "train", TINY, "--frobnicate"])).wait()
     expect("unknown option on 2 ranks: exit code 2", run.code == 2, run)
     expect("unknown option on 2 ranks: said once", says_once(run, "--frobnicate(?!.*meshard train)"), run)
@@ -162,6 +176,53 @@ def command_line():
     expect("--version: exit code 0", run.code == 0, run)
     for word in ("meshard", "LibTorch", "Open MPI", "yaml-cpp", "CLI11", "fmt", "json", "zlib", "mpi"):
         expect(f"--version names {word}", word in run.out, run)
+
+
+@case
+def text_that_is_not_utf8():
+    """Catches: text that no JSON takes, in a config, an override or an option: every save of the run would die of it."""
+    config = scratch("latin1.yaml")
+    config.write_bytes((SOURCE / TINY).read_bytes().replace(b"name: tiny", b"name: caf\xe9"))
+    refused("a name in Latin-1", [r"latin1\.yaml:\d+:12  byte 0xe9 is not UTF-8"], config)
+    sweep = scratch("sweep.yaml")
+    sweep.write_bytes(b"schema: 1\nbase: configs/tests/tiny.yaml\ngrid: {data.files: [[caf\xe9]]}\n")
+    run = meshard("sweep", sweep, "--out", scratch("sweep"), "--dry-run")
+    expect("a sweep's value: exit code 2 and the place", run.code == 2 and says_once(run, r"sweep\.yaml:3:25  byte 0xe9"),
+           run)
+    latin1 = os.fsdecode(b"caf\xe9")
+    for words in (("--set", f"run.name={latin1}"), ("--run-dir", scratch("runs") / latin1), ("--init-from", latin1),
+                  ("--resume", latin1)):
+        ranks = 2 if words[0] == "--set" else 1
+        run = Run(mpirun(ranks, [BINARY, "train", TINY, *words])).wait()
+        expect(f"{words[0]}: exit code 2, the argument and the byte, said once",
+               run.code == 2 and says_once(run, r"argument 4, `.*caf\\xe9`: byte 0xe9 at column \d+ is not UTF-8"), run)
+
+
+@case
+def weights_of_another_model():
+    """Catches: a Hugging Face folder's weights in a model that is not the one of its config.json."""
+    folder = scratch("hf")
+    folder.mkdir()
+    fields = {"model_type": "llama", "vocab_size": 260, "hidden_size": 16, "num_hidden_layers": 2,
+              "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 24, "rms_norm_eps": 1e-5,
+              "max_position_embeddings": 64}
+    config = scratch("hand.yaml")
+    config.write_text("""schema: 1
+model: {vocab_size: 260, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 24}
+train: {steps: 1, global_batch_size: 4, seq_len: 16}
+data: {type: synthetic}
+""")
+    for changed, patterns in (
+            ({"rms_norm_eps": 0.1, "rope_theta": 5.0},
+             [r"hf is of another model", r"model\.rms_norm_eps: 0\.1 in config\.json, 1\.0e-05 now",
+              r"model\.rope_theta: 5\.0 in config\.json, 10000\.0 now"]),
+            ({"hidden_act": "gelu"}, [r"hf/config\.json\n  config\.json  `hidden_act: \"gelu\"` cannot be honoured"]),
+            ({"model_type": "mistral"}, [r"model_type `mistral` is not known"])):
+        (folder / "config.json").write_text(json.dumps({**fields, **changed}))
+        ranks = 2 if "hidden_act" in changed else 1
+        refused(f"--init-from, {changed}", patterns, config, ranks=ranks, options=("--init-from", folder))
+    run = meshard("eval", folder, "--config", config)
+    expect("eval: exit code 2, said once", run.code == 2 and says_once(run, r"model_type `mistral` is not known"), run)
 
 
 @case

@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 
-from harness import Metrics, case, expect, main, says_once, scratch, training
+from harness import BINARY, Metrics, Run, case, expect, main, meshard, says_once, scratch, training
 from saved import AUTO, CONSTANT, checkpoint, convert, data_of, steps_saved
 
 VALUES = {**CONSTANT, "train.steps": 2, "checkpoint.interval": 1}
@@ -99,6 +99,11 @@ def half(data):
     return data[:len(data) // 2]
 
 
+def leads_nowhere(folder):
+    (folder / "meshard.json").unlink()
+    (folder / "meshard.json").symlink_to("nowhere")
+
+
 def half_of_the_index(folder):
     (folder / "meshard.json").unlink()
     edit(folder / ".metadata", half)
@@ -133,6 +138,7 @@ DAMAGE = (   # what, how, what must be said
     ("half of meshard.json", lambda folder: edit(folder / "meshard.json", half), r"meshard\.json is damaged"),
     ("an empty meshard.json", lambda folder: edit(folder / "meshard.json", lambda data: b""),
      r"meshard\.json is damaged"),
+    ("a meshard.json that leads nowhere", leads_nowhere, r"cannot open \S*meshard\.json: No such file"),
     ("a meshard.json nested 100,000 deep", lambda folder: (folder / "meshard.json").write_bytes(b"[" * 100000),
      r"meshard\.json is damaged: line 1, column 65: nested more than 64 deep"),
     ("a flipped bit in the data position", flip_in_position, r"meshard\.json is damaged"),
@@ -154,6 +160,8 @@ def damage():
         folder = scratch("run")
         shutil.copytree(good, folder)
         harm(checkpoint(folder, 2))
+        run = meshard("inspect", checkpoint(folder, 2), "--verify")
+        expect(f"{what}, inspect --verify: exit code 3, by name", run.code == 3 and re.search(pattern, run.err), run)
         elsewhere = scratch("elsewhere")
         run = convert(checkpoint(folder, 2), elsewhere, 2, "configs/tests/tiny.yaml", {})
         expect(f"{what}, --resume DIR: exit code 70", run.code == 70, run)
@@ -202,18 +210,81 @@ def with_fact(folder, **facts):
 @case
 def facts_that_cannot_be():
     """Catches: a step, a data position or a config that nobody could have saved, taken as it stands or told without its
-    file; once per rank."""
+    file; once per rank; by a load that --verify had called sound."""
     folder = scratch("run")
     training(folder, 2, values=VALUES)
     for facts, said in (({"step": 1}, "says step 1, but its optimizer has done 2 steps"), ({"step": 3.7}, "`step` is 3.7"),
                         ({"step": -5}, "`step` is -5"), ({"samples": -7}, "`samples` is -7"), ({"ranks": 0}, "`ranks` is 0"),
-                        ({"ranks": 10**12}, "`ranks` is 1000000000000"), ({"config": 7}, "the config in"),
-                        ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1")):
+                        ({"ranks": 10**12}, "`ranks` is 1000000000000"), ({"config": 7}, "`config` is 7"),
+                        ({"config": "schema: 1"}, "the config in"), ({"tokens": -1}, "`tokens` is -1"),
+                        ({"samples": 1}, "`samples` is 1; expected at least the `step`"),
+                        ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1"),
+                        ({"data": 7}, "its record of the data"),
+                        ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
+                          "its record of the data")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
         with_fact(bad, **facts)
+        run = meshard("inspect", bad, "--verify")
+        expect(f"{facts}: inspect --verify: exit code 3, by name", run.code == 3 and said in run.err, run)
         run = training(scratch("next"), 2, values={**VALUES, "train.steps": 3}, options=("--resume", str(bad)))
         expect(f"{facts}: refused, said once", run.code == 70 and says_once(run, re.escape(said)), run)
+
+    # As an earlier version wrote it: there is nothing to compare the data with.
+    ours = json.loads((checkpoint(folder, 2) / "meshard.json").read_text())
+    expect("the data are recorded", ours.pop("data", None) and ours["tokens"] == 2 * 12 * 16, ours)
+    write_ours(checkpoint(folder, 2), ours)
+    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
+    expect("without a record of the data: exit code 0, said once",
+           run.code == 0 and says_once(run, "of an earlier version, has no record of its data"), run)
+
+
+    with_fact(checkpoint(folder, 2), tokens=-1)
+    run = training(folder, 2, values=VALUES, options=AUTO)
+    expect("--resume auto passes it over, and says so",
+           run.code == 0 and says_once(run, "2 is damaged") and says_once(run, "resuming after step 1"), run)
+
+
+def with_little_memory(*words):
+    limited = 'ulimit -v 6000000; exec "$@"'
+    return Run(["bash", "-c", limited, "-", BINARY, *words]).wait(60)
+
+
+@case
+def a_model_beyond_all_memory():
+    """Catches: memory asked for before the model of a config is compared with what is there to load."""
+    folder = scratch("run")
+    run = training(folder, 1, values=VALUES)
+    good, bad = checkpoint(folder, 2), scratch("bad")
+    shutil.copytree(good, bad)
+    config = json.loads((bad / "meshard.json").read_text())["config"]
+    vocabulary = re.search(r"vocab_size: (\d+)", config)[1]
+    with_fact(bad, config=config.replace(f"vocab_size: {vocabulary}", "vocab_size: 999999999"))
+    shape = rf"embed_tokens\.weight: \[{vocabulary}, \d+\] in the checkpoint, \[999999999, \d+\] wanted"
+    key = rf"model\.vocab_size: {vocabulary} in the checkpoint, 999999999 now"
+    config = folder / "config.yaml"
+    huge = ("--set", "model.vocab_size=999999999")
+    weights = scratch("weights")
+    run = meshard("export", good, "--out", weights)
+    expect("a Hugging Face folder of it", run.code == 0, run)
+    for what, words, code, pattern in (
+            ("eval", ("eval", bad), 70, shape),
+            ("export", ("export", bad, "--out", scratch("out")), 70, shape),
+            ("inspect --verify", ("inspect", bad, "--verify"), 3, shape),
+            ("eval of another's", ("eval", good, "--config", config, *huge), 2, key),
+            ("--resume DIR", ("train", config, *huge, "--run-dir", scratch("next"), "--resume", good), 2, key),
+            ("--init-from", ("train", config, *huge, "--run-dir", scratch("next"), "--init-from", good), 2, key),
+            ("--init-from a Hugging Face folder",
+             ("train", config, *huge, "--run-dir", scratch("next"), "--init-from", weights), 2,
+             rf"model\.vocab_size: {vocabulary} in config\.json, 999999999 now"),
+            ("--resume auto", ("train", config, *huge, "--run-dir", folder, "--resume", "auto"), 2, key)):
+        run = with_little_memory(*words)
+        expect(f"{what}: exit code {code}, with both sizes", run.code == code and re.search(pattern, run.err), run)
+    shutil.rmtree(good)
+    bad.rename(good)
+    run = with_little_memory("train", config, "--run-dir", folder, "--resume", "auto")
+    expect("--resume auto passes over one that contradicts itself",
+           run.code == 0 and says_once(run, "2 is damaged") and says_once(run, "resuming after step 1"), run)
 
 
 @case

@@ -121,12 +121,39 @@ def bad_input():
         run = meshard("compare", *words)
         expect(f"{what}: exit code 2", run.code == 2, run)
         expect(f"{what}: it says why", part in run.err, run)
-    broken = scratch("broken")
-    shutil.copytree(ours, broken)
-    for file in broken.glob("*.distcp"):
-        file.write_bytes(file.read_bytes()[:1000])
-    run = compare(ours, broken)
-    expect("damage: exit code 70, with the file", run.code == 70 and ".distcp" in run.err, run)
+
+
+def half(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:1000])
+
+
+def flip(folder):
+    data = bytearray((folder / "__0_0.distcp").read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / "__0_0.distcp").write_bytes(data)
+
+
+def leads_nowhere(folder):
+    (folder / "meshard.json").unlink()
+    (folder / "meshard.json").symlink_to("nowhere")
+
+
+@case
+def damage():
+    """Catches: damage taken for a difference (3) or for a wrong command (2), in any file of a checkpoint; a lost
+    meshard.json that makes one PyTorch's."""
+    folder = run_of()
+    for what, harm, name in (("half the data", half("__0_0.distcp"), ".distcp"), ("one bit", flip, ".distcp"),
+                             ("half of the index", half(".metadata"), ".metadata"),
+                             ("a meshard.json that leads nowhere", leads_nowhere, "meshard.json")):
+        broken = scratch("broken")
+        shutil.copytree(folder, broken)
+        harm(checkpoint(broken, 4))
+        for named, words in (("as b", (checkpoint(folder, 4), checkpoint(broken, 4))),
+                             ("as a", (checkpoint(broken, 4), checkpoint(folder, 4))), ("of runs", (folder, broken))):
+            run = compare(*words)
+            expect(f"{what}, {named}: exit code 70, with the file",
+                   run.code == 70 and f"{checkpoint(broken, 4)}/" in run.err and name in run.err, run)
 
 
 main()

@@ -126,7 +126,8 @@ EOF
     launched=$(pgrep -P "$script" -f launch.sh)
     guard=$(pgrep -P "$launched" -f guard.sh) mpirun=$(pgrep -P "$launched" -x mpirun)
     mapfile -t ranks < <(pgrep -P "$mpirun" -f "$work/run")
-    check "killed $who: it was all there" 2 "${#ranks[@]}"
+    members=("$script" $launched $guard $mpirun "${ranks[@]}")
+    check "killed $who: all of them were there" 6 "${#members[@]}"
     [[ $who == guard ]] || kill -STOP "${ranks[0]}"   # who is asked to stop must be able to
     case $who in
       script) victim=$script ;; launch) victim=$launched ;; mpirun) victim=$mpirun ;; rank) victim=${ranks[1]} ;;
@@ -134,11 +135,11 @@ EOF
     esac
     kill -KILL "$victim"
     for ((n = 0; n < 200; n++)); do
-      left=$(ps -o pid=,stat=,args= -p "$script,$launched,$guard,$mpirun,${ranks[0]},${ranks[1]}" | grep -v ' Z') || break
+      left=$(ps -o pid=,stat=,args= -p "${members[*]}" | grep -v ' Z') || break
       sleep 0.1
     done
     check "killed $who: nothing is left" "" "$left"
-    [[ -z $left ]] || { cat "$log.err"; kill -KILL "$script" "$launched" "$guard" "$mpirun" "${ranks[@]}"; }
+    [[ -z $left ]] || { cat "$log.err"; kill -KILL "${members[@]}"; }
     wait "$script" 2>/dev/null
   done
   check "killed guard: the run was asked to stop" 75 "$(cat "$work/killed.guard.log.status")"

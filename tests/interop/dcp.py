@@ -5,13 +5,14 @@ Called as `dcp.py SOURCE_FOLDER PROGRAM [CASE...]`; PROGRAM is meshard. Needs wh
 one sample of a corpus, so that both sides train on the same data.
 """
 import json
+import re
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "end_to_end")]
-from harness import (SOURCE, TINY, Metrics, Run, Skip, case, expect, main, scratch, training,  # noqa: E402
-                     worst_difference)
+from harness import (SOURCE, TINY, Metrics, Run, Skip, case, expect, main, meshard, says_once,  # noqa: E402
+                     scratch, sets, training, worst_difference)
 
 TOLERANCE = 2e-5
 MOE = "configs/tests/moe.yaml"
@@ -181,6 +182,47 @@ def experts():
     shapes = {name.split(".")[-1]: shape for name, shape in equal["shapes"].items()}
     expect("experts are [E, 2F, H] and [E, H, F]", shapes == {"gate_up_proj": [8, 48, 32], "down_proj": [8, 32, 24]},
            shapes)
+
+
+@case
+def damage():
+    """Catches: data of PyTorch's whose CRC-32 nobody compared, items that are not what the index says, or that it puts
+    together of the same bytes; data without a CRC-32 taken for damaged, or for checked."""
+    kinds = {"flip": r": its \S*/data/0 is damaged: checksum",
+             "shape": r": the item is \[89, 32\] of Float, .metadata says \[32, 89\] of Float",
+             "dtype": r": the item is \[89, 32\] of Float, .metadata says \[89, 32\] of Int",
+             "shared": r": it begins at byte \d+, before model\.\S+ ends",
+             "beyond": r": (it ends beyond its file|bytes \d+ to)",
+             "expanded": r": its 2848 elements share a storage of 4 bytes",
+             "huge": r": the item is \[89, 32\] of Float, .metadata says \[1000000000, 32\] of Float",
+             "step": r"\.step of \S+: it is nan: no count of steps"}
+    good = scratch("good")
+    spoilt = {kind: good.with_name(kind) for kind in kinds}
+    unsummed = good.with_name("unsummed")
+    python({"save": good, "layout": "plain", "steps": 0, "spoilt": {str(into): kind for kind, into in spoilt.items()}},
+           {"save": unsummed, "layout": "plain", "steps": 0, "crc32": False})
+    expect_checked = "against the CRC-32 of their archives (PyTorch wrote no other checksum); shapes and dtypes; every"
+    run = meshard("inspect", good, "--verify")
+    expect("what PyTorch wrote is checked, and it says how", run.code == 0 and expect_checked in run.out, run)
+    for kind, pattern in kinds.items():
+        run = meshard("inspect", spoilt[kind], "--verify")
+        expect(f"{kind}, inspect --verify: exit code 3, by name", run.code == 3 and re.search(pattern, run.err), run)
+    run = meshard("inspect", unsummed, "--verify")
+    expect("without CRC-32: whole, and not checked", run.code == 0 and "\nchecked: shapes" in run.out
+           and "\nNOT checked: the data of " in run.out, run)
+    folder = scratch("run")
+    run = training(folder, 2, TINY, dense(train__steps=4), ("--resume", unsummed))
+    expect("without CRC-32: loaded, and said", run.code == 0 and says_once(run, "items could not be checked"), run)
+    config, sizes = folder / "config.yaml", {f"model.{key}": value for key, value in MODEL.items()}
+    for kind in ("flip", "shared", "step"):
+        run = training(scratch("next"), 2, TINY, dense(), ("--resume", spoilt[kind]))
+        expect(f"{kind}, --resume: exit code 70, said once", run.code == 70 and says_once(run, kinds[kind]), run)
+    bad, pattern = spoilt["flip"], kinds["flip"]
+    for what, words in (("eval", ("eval", bad, "--config", TINY, *sets(sizes))),
+                        ("export", ("export", bad, "--out", scratch("out"), "--config", config)),
+                        ("compare", ("compare", good, bad, "--checkpoints"))):
+        run = meshard(*words)
+        expect(f"flip, {what}: exit code 70, by name", run.code == 70 and re.search(pattern, run.err), run)
 
 
 if __name__ == "__main__":

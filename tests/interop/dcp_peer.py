@@ -8,12 +8,17 @@ hyperparameters, "model": lm.py's config, "jobs": [..], "results": file to write
   class   lm (lm.py's dense model) or a folder with a config.json of transformers
   with    optimizer (adamw or sgd; default adamw)
   save    folder to save to, before the steps
+  crc32   whether archives get their CRC-32; default: yes
+  spoilt  {folder: kind}: copies of the saved folder, each with the fault that spoil() makes
   odd     whether the saved folder also gets what PyTorch can write and Meshard does not
   steps   steps to train, their losses are the result
 Its result has the losses, and from before these steps: the optimizer's groups, the experts' biases and the numbers of
 rows of this rank's pieces. A job with `tensors`, two folders, compares the tensors below `model` instead.
 """
+import dataclasses
 import json
+import pickle
+import shutil
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -121,8 +126,56 @@ def run_job(task, job):
         state = state_of(model, optimizer)
         if job.get("odd"):
             make_odd(state)
+        torch.serialization.set_crc32_options(job.get("crc32", True))
         dcp.save(state, checkpoint_id=job["save"])
+        torch.serialization.set_crc32_options(True)
+    for folder, kind in job.get("spoilt", {}).items():
+        spoil(job["save"], Path(folder), kind)
     return {**result, "losses": [step(model, optimizer, task["tokens"]) for _ in range(job["steps"])]}
+
+
+SPOILT = "model.model.layers.0.mlp.gate_proj.weight"  # [89, 32]
+TWIN = "model.model.layers.0.mlp.up_proj.weight"
+
+
+def spoil(source, folder, kind):
+    """A copy with one fault, as a careless tool or a hostile hand leaves it."""
+    shutil.copytree(source, folder)
+    index = pickle.loads((folder / ".metadata").read_bytes())
+    entry = index.state_dict_metadata[SPOILT]
+    place, twin = (next(at for at in index.storage_data if at.fqn == key) for key in (SPOILT, TWIN))
+    data = folder / index.storage_data[place].relative_path
+
+    def as_shape(*sizes):
+        entry.size = entry.chunks[0].sizes = torch.Size(sizes)
+
+    def put(place, tensor):
+        length = data.stat().st_size
+        with data.open("ab") as file:
+            torch.save(tensor, file)
+        index.storage_data[place] = dataclasses.replace(
+            index.storage_data[place], offset=length, length=data.stat().st_size - length)
+
+    if kind == "flip":
+        info = index.storage_data[place]
+        changed = bytearray(data.read_bytes())
+        changed[info.offset + info.length // 2] ^= 16
+        data.write_bytes(changed)
+    elif kind == "shape":
+        as_shape(32, 89)
+    elif kind == "huge":
+        as_shape(10**9, 32)
+    elif kind == "dtype":
+        entry.properties.dtype = torch.int32
+    elif kind == "shared":
+        index.storage_data[place] = index.storage_data[twin]
+    elif kind == "beyond":
+        index.storage_data[place] = dataclasses.replace(index.storage_data[place], offset=10**9)
+    elif kind == "expanded":
+        put(place, torch.zeros(1).expand(89, 32))
+    elif kind == "step":
+        put(next(at for at in index.storage_data if at.fqn.endswith(".step")), torch.tensor(float("nan")))
+    (folder / ".metadata").write_bytes(pickle.dumps(index))
 
 
 def facts(model, optimizer):

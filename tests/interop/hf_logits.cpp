@@ -1,6 +1,6 @@
-// Computes what hugging_face_models.py asks for: in each FOLDER it reads config.json, case.json and weights.bin, and
-// writes meshard.json, of the form of expected.json there. For export.py, case.json names a "checkpoint" and nothing
-// else is read; with "rounded", its weights become what bf16 files hold.
+// Computes what hugging_face_models.py asks for: in each FOLDER it reads config.json, all_fields.json, case.json and
+// weights.bin, and writes meshard.json, of the form of expected.json there. For export.py, case.json names a
+// "checkpoint" and nothing else is read; with "rounded", its weights become what bf16 files hold.
 //   interop_hf_logits FOLDER...
 
 #include <ATen/core/grad_mode.h>
@@ -125,11 +125,18 @@ class Weights {
   std::set<const void*> filled_;
 };
 
+Config config_of(const std::filesystem::path& file) {
+  return parse_config(fmt::format("schema: 1\nmodel: {{from_hf: \"{}\"}}\ndata: {{type: synthetic}}\n"
+                                  "train: {{steps: 1, global_batch_size: 1, seq_len: 32}}\n",
+                                  file.string()),
+                      "hf_logits.cpp", {}, 1);
+}
+
 Model model_of_files(const std::filesystem::path& folder, const json& request) {
-  const auto config = parse_config(fmt::format("schema: 1\nmodel: {{from_hf: \"{}\"}}\ndata: {{type: synthetic}}\n"
-                                               "train: {{steps: 1, global_batch_size: 1, seq_len: 32}}\n",
-                                               (folder / "config.json").string()),
-                                   "hf_logits.cpp", {}, 1);
+  const auto config = config_of(folder / "config.json");
+  if (config_of(folder / "all_fields.json") != config) {
+    throw IoError(fmt::format("{}: config.json and all_fields.json are of different models", folder.string()));
+  }
   auto model = build_model(config, at::kCPU, {});
   auto data = read(folder / "weights.bin");
   Weights weights(model);

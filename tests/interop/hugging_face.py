@@ -11,9 +11,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "end_to_end")]
 from harness import BINARY, SOURCE, Run, Skip, case, expect, main, scratch  # noqa: E402
-from hugging_face_models import VARIANTS  # noqa: E402
+from hugging_face_models import OF_5, VARIANTS, variants_of  # noqa: E402
 
 TOLERANCE = 1e-5
+FIELDS = {**VARIANTS, **OF_5}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # more wait for one another longer than these models take
 CLASSES = {"glm4_moe": "Glm4MoeForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM",
            "qwen3": "Qwen3ForCausalLM"}
@@ -24,16 +25,16 @@ def both(version):
     packages = SOURCE / ".venv" / f"hf-{version}"
     if not packages.is_dir():
         raise Skip(f"transformers {version} is not installed; tests/interop/setup.sh does it, given a network")
-    folder = scratch(version)
+    folder, names = scratch(version), list(variants_of(version))
     theirs = Run([SOURCE / ".venv/bin/python", "-B", HERE / "hugging_face_models.py", folder],
                  env={"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
                       **ONE_THREAD}).wait()
-    expect(f"transformers {version} makes and runs {len(VARIANTS)} models",
+    expect(f"transformers {version} makes and runs {len(names)} models",
            theirs.code == 0 and f"transformers {version}," in theirs.out, theirs)
-    ours = Run([BINARY, *(folder / name for name in VARIANTS)], env=ONE_THREAD).wait()
-    expect("Meshard runs the same models", ours.code == 0, ours)
+    ours = Run([BINARY, *(folder / name for name in names)], env=ONE_THREAD).wait()
+    expect("Meshard runs the same models, and reads each with all fields as the same one", ours.code == 0, ours)
     return {name: tuple(json.loads((folder / name / file).read_text()) for file in ("expected.json", "meshard.json"))
-            for name in VARIANTS}
+            for name in names}
 
 
 def worst(theirs, ours):
@@ -48,7 +49,7 @@ def by_expert(layer):
 
 
 def check_routing(name, theirs, ours):
-    expected = VARIANTS[name]["num_hidden_layers"] - dense_layers(VARIANTS[name])
+    expected = FIELDS[name]["num_hidden_layers"] - dense_layers(FIELDS[name])
     expect(f"{name}: both have {expected} layers with experts, the same ones",
            [layer["layer"] for layer in theirs] == [layer["layer"] for layer in ours] and len(ours) == expected)
     a, b = ([token for layer in side for token in by_expert(layer)] for side in (theirs, ours))
@@ -69,7 +70,7 @@ def dense_layers(fields):
 def check_equal(name, theirs, ours):
     check_routing(name, theirs["routing"], ours["routing"])
     away = worst(theirs["logits"], ours["logits"])
-    expect(f"{name}: logits of {CLASSES[VARIANTS[name]['model_type']]} ({away:.1e})", away <= TOLERANCE)
+    expect(f"{name}: logits of {CLASSES[FIELDS[name]['model_type']]} ({away:.1e})", away <= TOLERANCE)
 
 
 @case

@@ -1,7 +1,8 @@
 """Makes tiny random models with the transformers release on PYTHONPATH, and says what they compute.
 
-Called as `hugging_face_models.py FOLDER`. Each of VARIANTS gets FOLDER/NAME with
-  config.json    in the form of transformers 4.x, which 5.x reads too
+Called as `hugging_face_models.py FOLDER`. Each of variants_of() that release gets FOLDER/NAME with
+  config.json    in the form of transformers 4.x, which 5.x reads too (OF_5: of 5.x, made by that release only)
+  all_fields.json  the same config, with every field that the release knows
   case.json      {"input_shape", "input_ids": [..], "tensors": [{"name", "shape", "offset"}]}; names as in safetensors
                  files, with one tensor per expert and projection; offset in elements
   weights.bin    fp32, little-endian
@@ -49,7 +50,17 @@ VARIANTS = {
     "qwen3": QWEN,
     "qwen3_attention_bias": {**QWEN, "attention_bias": True},
 }
+# 5.x writes 0.5 outside of rope_parameters whatever it computes, and computes what they say.
+OF_5 = {
+    "glm_inner_rotary": {**GLM, "transformers_version": "5.18.0",
+                         "rope_parameters": {"rope_type": "default", "rope_theta": 5.0e4, "partial_rotary_factor": 1.0}},
+}
 STACKED = re.compile(r"(.*\.mlp\.experts)\.(gate_up_proj|down_proj)")
+
+
+def variants_of(version):
+    """{name: config.json} that the release `version` of transformers makes."""
+    return VARIANTS if version.startswith("4.") else {**VARIANTS, **OF_5}
 
 
 def file_tensors(name, tensor):
@@ -86,6 +97,7 @@ def make(folder, fields):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(fields, indent=1))
     config = transformers.AutoConfig.from_pretrained(folder)
+    (folder / "all_fields.json").write_text(config.to_json_string(use_diff=False))
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
 
     index, offset = [], 0
@@ -118,6 +130,6 @@ if __name__ == "__main__":
     import torch
     import transformers
     with torch.no_grad():
-        for variant, model_fields in VARIANTS.items():
+        for variant, model_fields in variants_of(transformers.__version__).items():
             make(Path(sys.argv[1]) / variant, model_fields)
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")

@@ -62,7 +62,7 @@ class SavedModel {
     auto into = state();
     BOOST_TEST(reader.compare(into).empty(), reader.compare(into).text());
     reader.read(into);
-    optimizer_.set_steps(optimizer_steps(into));
+    optimizer_.set_steps(optimizer_steps(into, "loaded"));
     context_.refresh_weights();
   }
 

@@ -37,13 +37,14 @@ void compute_apart(World& world) {
 void misbehave(World& world, const std::string& mode) {
   auto axis = world.split(0, world.rank(), "dp_shard");
   world.enter_phase("training");
+  constexpr std::chrono::seconds patience{2};
   if (mode == "stop") stop(world, *axis);
   if (mode == "compute") compute_apart(world);
   if (mode == "one" && world.rank() == 1) {
-    auto reason = world.all_end() ? "the others end, too" : "cannot write metrics.jsonl: No space left on device";
+    auto reason = world.all_end(patience) ? "the others end, too" : "cannot write metrics.jsonl: No space left on device";
     throw IoError(reason);
   }
-  if (mode == "all") throw ConfigError(world.all_end() ? "3 problems in run.yaml" : "the others go on");
+  if (mode == "all") throw ConfigError(world.all_end(patience) ? "3 problems in run.yaml" : "the others go on");
   if (mode == "each") throw CommError("problem of rank " + std::to_string(world.rank()));
   gather(*axis, 0);
 }

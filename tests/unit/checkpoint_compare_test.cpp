@@ -10,11 +10,11 @@
 #include <limits>
 
 #include "checkpoint/compare.h"
-#include "support/memory_files.h"
+#include "support/saved_checkpoint.h"
 #include "support/torch_items.h"
 
 using namespace meshard;
-using meshard::test::MemoryFiles;
+using meshard::test::Saved;
 using pickle::Value;
 namespace tt = boost::test_tools;
 using Texts = std::vector<std::string>;
@@ -22,38 +22,6 @@ using Texts = std::vector<std::string>;
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-
-/// A checkpoint as PyTorch writes one, in memory: tensors in any chunks, values.
-struct Saved {
-  MemoryFiles files;
-  CheckpointMetadata metadata;
-  std::string data;
-
-  Saved& tensor(const std::string& key, const at::Tensor& values, std::vector<Box> chunks = {}) {
-    auto& entry = metadata.tensors[key];
-    entry.dtype = values.scalar_type();
-    entry.shape = values.sizes().vec();
-    if (chunks.empty()) chunks = {whole(entry.shape)};
-    for (auto& box : chunks) entry.chunks.push_back({box, place(item_of(part_of(values, box).contiguous()))});
-    return *this;
-  }
-  Saved& value(const std::string& key, const Value& value) {
-    metadata.values[key] = place(item_of(value));
-    return *this;
-  }
-  CheckpointReader reader() {
-    files.put("ck/.metadata", encode_metadata(metadata, "ck", "id"));
-    files.put("ck/data", data);
-    return {files, "ck"};
-  }
-
- private:
-  ItemPlace place(const std::string& item) {
-    ItemPlace place{"data", std::ssize(data), std::ssize(item)};
-    data += item;
-    return place;
-  }
-};
 
 const CheckpointCompareOptions kExact{.exact = true};
 
@@ -331,13 +299,17 @@ BOOST_AUTO_TEST_CASE(plain_values_are_compared) {
   BOOST_TEST(!found.same());
 }
 
-// Catches: a damaged checkpoint that compares as if it were whole.
+// Catches: a damaged checkpoint that compares as if it were whole, or whose damage counts as a difference.
 BOOST_AUTO_TEST_CASE(what_cannot_be_read_is_an_error) {
   Saved a, b;
   a.tensor("x", counted({4}));
   b.tensor("x", counted({4}));
+  auto whole = b.data;
   b.data.resize(b.data.size() / 2);
   BOOST_CHECK_THROW(compared(a, b), IoError);
+  b.data = whole;
+  b.flip(b.data_of("x"));
+  BOOST_TEST(says(refusal([&] { compared(a, b); }), {"ck cannot be compared:", "x of ck/data: its ", "is damaged"}));
   BOOST_TEST(metadata_text(a) == metadata_text(b));
 }
 

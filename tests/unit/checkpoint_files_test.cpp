@@ -172,6 +172,10 @@ BOOST_FIXTURE_TEST_CASE(folders_behave_as_documented, Folder) {
   BOOST_TEST(files.list(path / "none").empty());
   BOOST_TEST(files.exists(path / "a" / "b"));
   BOOST_TEST(!files.exists(path / "none"));
+  std::filesystem::create_symlink("nowhere", path / "b");
+  BOOST_TEST(files.exists(path / "b"));  // a link that leads nowhere is no absence: a file is lost
+  files.remove_all(path / "b");
+  BOOST_TEST(!files.exists(path / "b"));
   files.remove_all(path / "none");
   files.make_folder(path / "c");
   BOOST_TEST(has(refusal([&] { files.rename(path / "c", path / "a"); }), {"not empty"}));

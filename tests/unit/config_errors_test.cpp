@@ -118,7 +118,8 @@ BOOST_AUTO_TEST_CASE(ranges) {
        ">= 0"},
       {kMinimal + "optimizer: {lr: 1e400}\n",
        "17:17  optimizer.lr: 1e400 is larger than a 64-bit number can be (1.8e308); expected a number > 0"},
-      {kMinimal + "optimizer: {lr: 0.0e-400}\n", "17:17  optimizer.lr: 0.0e-400 is out of range; expected a number > 0"},
+      {kMinimal + "optimizer: {lr: 0.0e-400}\n",
+       "17:17  optimizer.lr: 0.0e-400 is out of range; expected a number > 0"},
       {kMinimal + "optimizer: {betas: [0.9, 1.0]}\n",
        "17:20  optimizer.betas: entry 2 of the list: 1.0 is out of range; expected a number in [0, 1)"},
       {kMinimal + "optimizer: {lr: -1.0e-3}\n", "17:17  optimizer.lr: -1.0e-3 is out of range; expected a number > 0"},
@@ -138,7 +139,8 @@ BOOST_AUTO_TEST_CASE(ranges) {
 BOOST_AUTO_TEST_CASE(missing) {
   check_all({
       {kMinimal.substr(10), "2:1  schema: missing; expected integer 1: version of this format"},
-      {without(kMinimal, "seq_len"), "11:1  train.seq_len: missing; expected integer [1, 16777216]: tokens per sequence"},
+      {without(kMinimal, "seq_len"),
+       "11:1  train.seq_len: missing; expected integer [1, 16777216]: tokens per sequence"},
       {without(kMinimal, "files"), "9:1  data.files: missing; type text needs a list of files or globs"},
       {with("data", "files: []"), "10:10  data.files: is empty; type text needs a list of files or globs"},
   });
@@ -289,7 +291,8 @@ BOOST_AUTO_TEST_CASE(malformed_documents) {
       {"schema: 1\nmodel:\n  \tvocab_size: 260\n  hidden_size: 8\n",
        "3:3  a tab indents this line; YAML takes only spaces there"},
       {with("train", "steps: 3\n\tseq_len: 3"), "13:1  a tab indents this line; YAML takes only spaces there"},
-      {"schema: *one\n", "1:9  not valid YAML: the referenced anchor is not defined; a text that begins with `*` needs quotes, like "
+      {"schema: *one\n",
+       "1:9  not valid YAML: the referenced anchor is not defined; a text that begins with `*` needs quotes, like "
        "\"*.txt\""},
       {kMinimal + "---\nschema: 1\n", "18:1  a second YAML document (`---`); expected one per file"},
       {with("train", "steps: !!int 3"),
@@ -297,8 +300,9 @@ BOOST_AUTO_TEST_CASE(malformed_documents) {
       {with("train", "[a]: 3"), "12:3  train: a key here is not a plain word; expected `key: value`"},
   });
   // An alias that contains itself is cut, not followed.
-  BOOST_TEST(refusal(kMinimal + "run: &r {name: x, dir: *r}\n").find(
-                 "nested more than 32 levels deep; is there an alias that contains itself?") != std::string::npos);
+  BOOST_TEST(refusal(kMinimal + "run: &r {name: x, dir: *r}\n")
+                 .find("nested more than 32 levels deep; is there an alias that contains itself?") !=
+             std::string::npos);
 }
 
 // Catches: nesting that ends in a crash, or in words that do not name it.
@@ -315,7 +319,8 @@ BOOST_AUTO_TEST_CASE(deep_nesting_is_named) {
   }
 }
 
-// Catches: text that is not UTF-8 and is taken, wherever it stands: the first save would die of it. Columns count bytes.
+// Catches: text that is not UTF-8 and is taken, wherever it stands: the first save would die of it. Columns count
+// bytes.
 BOOST_AUTO_TEST_CASE(text_that_is_not_utf8) {
   const std::string utf8 = "; write the text in UTF-8";
   check_all({
@@ -324,13 +329,14 @@ BOOST_AUTO_TEST_CASE(text_that_is_not_utf8) {
       {with("data", "files: [\xc3\xa9.txt, \xff.txt]"), "10:19  byte 0xff is not UTF-8" + utf8},
       {with("train", "st\x80ps: 3"), "12:5  byte 0x80 is not UTF-8" + utf8},
       {kMinimal + "# \xed\xa0\x80\n", "17:3  byte 0xed is not UTF-8" + utf8},  // half a surrogate pair
-      {kMinimal + "# \xc0\xaf\n", "17:3  byte 0xc0 is not UTF-8" + utf8},       // overlong
-      {kMinimal + "# \xe2\x82", "17:3  byte 0xe2 is not UTF-8" + utf8},          // cut short
-      {"\xff\xfes\0c\0", "1:1  byte 0xff is not UTF-8" + utf8},               // UTF-16
+      {kMinimal + "# \xc0\xaf\n", "17:3  byte 0xc0 is not UTF-8" + utf8},      // overlong
+      {kMinimal + "# \xe2\x82", "17:3  byte 0xe2 is not UTF-8" + utf8},        // cut short
+      {"\xff\xfes\0c\0", "1:1  byte 0xff is not UTF-8" + utf8},                // UTF-16
   });
   for (const std::string key : {"run.name", "data.files", "train.steps", "run"}) {
     BOOST_TEST(refusal(kMinimal, {key + "=a\xe9"}) == "config error: 1 problem in configs/run.yaml\n  --set " + key +
-                                                          ": byte 0xe9 is not UTF-8" + utf8 + " (column 2 of the value)");
+                                                          ": byte 0xe9 is not UTF-8" + utf8 +
+                                                          " (column 2 of the value)");
   }
   BOOST_TEST(refusal(kMinimal, {"run.n\xe9me=a"}).find("unknown key") != std::string::npos);
 }
@@ -363,8 +369,8 @@ BOOST_AUTO_TEST_CASE(many_or_endless_problems) {
   BOOST_TEST(std::ranges::count(message, '\n') == 51);
   const std::string endless(1'000'000, 'a');
   for (const auto& long_text : {refusal(kMinimal + endless + ": 1\n"), refusal(with("train", "steps: " + endless)),
-                                refusal(with("parallel", "strategy: " + endless)),
-                                refusal(kMinimal, {endless + "=1"}), refusal(kMinimal, {"train.steps=" + endless})}) {
+                                refusal(with("parallel", "strategy: " + endless)), refusal(kMinimal, {endless + "=1"}),
+                                refusal(kMinimal, {"train.steps=" + endless})}) {
     BOOST_TEST(long_text.size() < 1000u);
     BOOST_TEST(long_text.find("1 problem") != std::string::npos);
   }

@@ -2,12 +2,15 @@
 // field of which it is unknown what it does.
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "config/config.h"
@@ -112,14 +115,21 @@ struct HfFile {
 BOOST_FIXTURE_TEST_CASE(takes_all_that_transformers_writes, HfFile) {
   for (const auto& common : {kOf4, kOf5}) {
     same(llama(), merged(merged(common, llama()), {{"mlp_bias", false}, {"pretraining_tp", 1}}));
-    same(qwen3(), merged(merged(common, qwen3()), merged(kWindows, {{"max_window_layers", 28}, {"layer_types", kFull}})));
-    const json router = {{"decoder_sparse_step", 1},      {"output_router_logits", false}, {"router_aux_loss_coef", 0.001},
+    same(qwen3(),
+         merged(merged(common, qwen3()), merged(kWindows, {{"max_window_layers", 28}, {"layer_types", kFull}})));
+    const json router = {{"decoder_sparse_step", 1},
+                         {"output_router_logits", false},
+                         {"router_aux_loss_coef", 0.001},
                          {"mlp_only_layers", json::array()}};
     same(qwen3_moe(), merged(merged(merged(common, qwen3_moe()), kWindows), router));
-    same(glm4_moe(), merged(merged(common, glm4_moe()), {{"partial_rotary_factor", 0.5}, {"n_shared_experts", 1},
-                                                         {"routed_scaling_factor", 1.0}, {"n_group", 1},
-                                                         {"topk_group", 1}, {"first_k_dense_replace", 1},
-                                                         {"norm_topk_prob", true}, {"use_qk_norm", false},
+    same(glm4_moe(), merged(merged(common, glm4_moe()), {{"partial_rotary_factor", 0.5},
+                                                         {"n_shared_experts", 1},
+                                                         {"routed_scaling_factor", 1.0},
+                                                         {"n_group", 1},
+                                                         {"topk_group", 1},
+                                                         {"first_k_dense_replace", 1},
+                                                         {"norm_topk_prob", true},
+                                                         {"use_qk_norm", false},
                                                          {"num_nextn_predict_layers", 1}}));
   }
   // The newer name of the count of experts.
@@ -142,17 +152,21 @@ BOOST_FIXTURE_TEST_CASE(takes_published_models, HfFile) {
     "rope_theta": 500000.0, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
     "transformers_version": "4.40.0.dev0", "use_cache": true})")));  // Llama 3
   same(llama(), merged(llama(), json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "hidden_act": "silu",
-    "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null, "torch_dtype": "bfloat16"})")));  // SmolLM 2
+    "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null, "torch_dtype": "bfloat16"})")));  // SmolLM
+                                                                                                                // 2
   const auto qwen = json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
     "eos_token_id": 151645, "hidden_act": "silu", "initializer_range": 0.02, "max_window_layers": 36,
     "rope_scaling": null, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
     "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false})");
   same(qwen3(), merged(qwen3(), qwen));  // Qwen3
-  const json router = {{"decoder_sparse_step", 1}, {"mlp_only_layers", json::array()}, {"output_router_logits", false},
+  const json router = {{"decoder_sparse_step", 1},
+                       {"mlp_only_layers", json::array()},
+                       {"output_router_logits", false},
                        {"router_aux_loss_coef", 0.001}};
   same(qwen3_moe(), merged(merged(qwen3_moe(), qwen), router));  // Qwen3 30B-A3B, 235B-A22B
-  same(qwen3_moe(), merged(merged(merged(qwen3_moe(), qwen), router),
-                           {{"qkv_bias", false}, {"shared_expert_intermediate_size", 0}, {"use_qk_norm", true}}));  // Coder
+  same(qwen3_moe(),
+       merged(merged(merged(qwen3_moe(), qwen), router),
+              {{"qkv_bias", false}, {"shared_expert_intermediate_size", 0}, {"use_qk_norm", true}}));  // Coder
   same(merged(glm4_moe(), {{"attention_bias", true}, {"use_qk_norm", true}, {"routed_scaling_factor", 2.5}}),
        merged(glm4_moe(), json::parse(R"({"attention_bias": true, "attention_dropout": 0.0, "pad_token_id": 151329,
     "eos_token_id": [151329, 151336, 151338], "hidden_act": "silu", "partial_rotary_factor": 0.5,
@@ -165,7 +179,8 @@ BOOST_FIXTURE_TEST_CASE(takes_published_models, HfFile) {
 // Catches: a field that nobody here knows and that is passed over, however it is called: what it does is lost.
 BOOST_FIXTURE_TEST_CASE(refuses_unknown_fields_by_name, HfFile) {
   for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
-    for (auto* name : {"attn_logit_softcapping", "is_casual", "logits_scaling", "use_bidirectional_attention", "", "RMS_NORM_EPS"}) {
+    for (auto* name :
+         {"attn_logit_softcapping", "is_casual", "logits_scaling", "use_bidirectional_attention", "", "RMS_NORM_EPS"}) {
       for (const auto& value : {json(1.0), json(false), json(nullptr)}) {
         const auto message = refusal(merged(plain, {{name, value}}));
         BOOST_TEST(message.starts_with("config error: 1 problem in run.yaml"), message);
@@ -187,10 +202,10 @@ BOOST_FIXTURE_TEST_CASE(refuses_nulls_that_no_class_takes, HfFile) {
     BOOST_TEST(refusal(merged(plain, {{name, nullptr}})) != "accepted", plain["model_type"] << " " << name);
   };
   for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
-    for (auto* name : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                       "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "initializer_range",
-                       "attention_bias", "attention_dropout", "tie_word_embeddings", "is_causal",
-                       "partial_rotary_factor"}) {
+    for (auto* name :
+         {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+          "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "initializer_range", "attention_bias",
+          "attention_dropout", "tie_word_embeddings", "is_causal", "partial_rotary_factor"}) {
       refused(plain, name);
     }
   }
@@ -205,6 +220,90 @@ BOOST_FIXTURE_TEST_CASE(refuses_nulls_that_no_class_takes, HfFile) {
                      "routed_scaling_factor", "use_qk_norm"}) {
     refused(glm4_moe(), name);
   }
+}
+
+// Catches: weights of a Hugging Face folder in a model that computes something else with them: any key of the model
+// that its config.json decides and this run has otherwise. And a difference where there is none: what no config.json
+// says.
+BOOST_FIXTURE_TEST_CASE(says_what_differs_from_a_file, HfFile) {
+  const std::vector<std::pair<std::string, std::string>> others = {{"vocab_size", "300"},
+                                                                   {"hidden_size", "128"},
+                                                                   {"num_hidden_layers", "4"},
+                                                                   {"num_attention_heads", "8"},
+                                                                   {"num_key_value_heads", "4"},
+                                                                   {"head_dim", "32"},
+                                                                   {"intermediate_size", "64"},
+                                                                   {"rope_theta", "5.0"},
+                                                                   {"rms_norm_eps", "0.5"},
+                                                                   {"use_qk_norm", "true"},
+                                                                   {"attention_bias", "true"},
+                                                                   {"partial_rotary_factor", "1.0"},
+                                                                   {"tie_word_embeddings", "true"},
+                                                                   {"moe.n_routed_experts", "4"},
+                                                                   {"moe.num_experts_per_tok", "3"},
+                                                                   {"moe.n_shared_experts", "2"},
+                                                                   {"moe.moe_intermediate_size", "8"},
+                                                                   {"moe.first_k_dense_replace", "0"},
+                                                                   {"moe.scoring_func", "softmax"},
+                                                                   {"moe.n_group", "4"},
+                                                                   {"moe.topk_group", "2"},
+                                                                   {"moe.norm_topk_prob", "false"},
+                                                                   {"moe.routed_scaling_factor", "2.0"}};
+  const auto file = merged(glm4_moe(), {{"n_group", 2}});
+  read(file);
+  auto run = [](const std::vector<std::string>& overrides) {
+    return parse_config(R"(schema: 1
+model: {vocab_size: 264, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 3, num_attention_heads: 4,
+  num_key_value_heads: 2, head_dim: 16, max_position_embeddings: 32, partial_rotary_factor: 0.5,
+  moe: {n_routed_experts: 8, moe_intermediate_size: 16, n_shared_experts: 1, first_k_dense_replace: 1, n_group: 2}}
+data: {type: synthetic}
+train: {steps: 1, global_batch_size: 1, seq_len: 8}
+)",
+                        "run.yaml", overrides, 1);
+  };
+  auto changes = [&](const std::vector<std::string>& overrides) {
+    return changes_from_hugging_face(path, run(overrides));
+  };
+  BOOST_TEST(changes({}).empty());
+  std::set<std::string> tried = {"model.from_hf", "model.moe", "model.moe.expert_bias.enabled"};
+  for (const auto& [name, value] : others) {
+    const auto key = "model." + name;
+    std::vector<std::string> overrides = {key + "=" + value};
+    if (name == "moe.scoring_func") overrides.push_back("model.moe.n_group=1");  // softmax has no groups
+    const auto found = changes(overrides);
+    BOOST_TEST(found.size() == overrides.size(), key);
+    const auto change = std::ranges::find(found, key, &ConfigChange::key);
+    BOOST_TEST_REQUIRE((change != found.end()), key);
+    BOOST_TEST(change->other_model, key);
+    BOOST_TEST(change->to == value, key);
+    BOOST_TEST(change->from != value, key);
+    tried.insert(key);
+  }
+  for (const auto& change : config_changes(Config{}, run({}))) {
+    if (change.other_model) BOOST_TEST(tried.contains(change.key), change.key << " is not tried here");
+  }
+
+  BOOST_TEST(changes({"model.moe.expert_bias.enabled=false", "model.moe.expert_bias.update_rate=0.5",
+                      "model.moe.aux_loss={type: switch, coeff: 0.5}", "model.moe.z_loss_coeff=0.5"})
+                 .empty());
+  const auto longer = changes({"model.max_position_embeddings=64"});  // the length of a table
+  BOOST_TEST_REQUIRE(longer.size() == 1u);
+  BOOST_TEST(!longer[0].other_model);
+  BOOST_TEST(longer[0].from == "32");
+  read(llama());
+  const auto dense = changes({});
+  const auto experts = std::ranges::find(dense, "model.moe.n_routed_experts", &ConfigChange::key);
+  BOOST_TEST_REQUIRE((experts != dense.end()));
+  BOOST_TEST(experts->from == "absent");
+
+  std::ofstream(path) << merged(llama(), {{"hidden_act", "gelu"}, {"vocab_size", nullptr}});
+  BOOST_CHECK_EXCEPTION(changes({}), ConfigError, [&](const ConfigError& error) {
+    return std::string(error.what()) ==
+           "config error: 2 problems in " + path.string() + "\n  " + path.filename().string() +
+               "  `hidden_act: \"gelu\"` cannot be honoured; expected \"silu\" or no such "
+               "field\n  " +
+               path.filename().string() + "  model.vocab_size: has no value; expected an integer >= 1";
+  });
 }
 
 // Catches: a field that stands in the table twice, or becomes a key that there is none of: it would be lost.

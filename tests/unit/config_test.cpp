@@ -140,9 +140,9 @@ BOOST_AUTO_TEST_CASE(overrides) {
 BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
   auto name = [](const std::string& value) { return parse(kMinimal, {"run.name=" + value}).run.name; };
   for (const std::string text :
-       {"exp #3", "#3", "a: b", "a:", ": a", "*.txt", "&a", "!a b", "%a", "@a", "`a`", "{a: 1}", "[1, 2]", "a=b", "- a",
-        "? a", "| a", "> a", "7", "010", "1e3", "yes", "true", " a ", "a\\tb", "it's #3", "a \"b\"", "---", "<<: *a",
-        "ünï #x", "a, b"}) {
+       {"exp #3", "#3",     "a: b",  "a:",      ": a",     "*.txt", "&a",     "!a b",   "%a",  "@a",  "`a`",
+        "{a: 1}", "[1, 2]", "a=b",   "- a",     "? a",     "| a",   "> a",    "7",      "010", "1e3", "yes",
+        "true",   " a ",    "a\\tb", "it's #3", "a \"b\"", "---",   "<<: *a", "ünï #x", "a, b"}) {
     BOOST_TEST(name(text) == text);
   }
   BOOST_TEST(name("\"a #3\"") == "a #3");
@@ -161,9 +161,8 @@ BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
     BOOST_TEST(refusal({"run.name=" + torn}).find("--set run.name: ") != std::string::npos, torn);
   }
   // Elsewhere YAML would cut the value off at a comment sign.
-  for (const std::string cut :
-       {"train.steps=5 #3", "data.files=[a] #3", "data.files=[a #3]", "data.files=[a, 'b' #3]", "parallel.strategy=fsdp #",
-        "run={name: a #3}", "train.max_minutes=#3"}) {
+  for (const std::string cut : {"train.steps=5 #3", "data.files=[a] #3", "data.files=[a #3]", "data.files=[a, 'b' #3]",
+                                "parallel.strategy=fsdp #", "run={name: a #3}", "train.max_minutes=#3"}) {
     BOOST_TEST(refusal({cut}).find("would cut the value off") != std::string::npos, cut);
   }
   const auto kept = parse(kMinimal, {"data.files=[\"a #3\", 'it''s #4', a#5, it's]", "train.steps= 5 "});

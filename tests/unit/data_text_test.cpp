@@ -147,6 +147,26 @@ BOOST_FIXTURE_TEST_CASE(unusable_files_are_named, Folder) {
       says(refusal(text_of({good, write("short.txt", "abc")}, 4)), {"short.txt", "too short", "seq_len + 1 = 5"}));
 }
 
+// Catches: a message about one pattern's file with the place where another was written, or with none.
+BOOST_FIXTURE_TEST_CASE(messages_begin_with_the_place_of_the_pattern, Folder) {
+  auto begins = [&](std::vector<std::string> files, const std::string& begin) {
+    auto options = text_of(std::move(files), 4);
+    options.before_messages = {"run.yaml:1:1  ", "run.yaml:2:2  "};
+    const auto message = refusal(options);
+    BOOST_TEST(message.starts_with(begin + "data.files: "), message);
+  };
+  auto good = write("good.txt", "long enough");
+  auto gone = (path / "gone.txt").string();
+  write("broken.gz", "hello");
+  begins({gone, good}, "run.yaml:1:1  ");
+  begins({good, gone}, "run.yaml:2:2  ");
+  begins({good, (path / "*.md").string()}, "run.yaml:2:2  ");
+  begins({good, path.string()}, "run.yaml:2:2  ");
+  begins({good, (path / "*.gz").string()}, "run.yaml:2:2  ");  // found, and broken
+  begins({good, write("short.txt", "abc")}, "run.yaml:2:2  ");
+  begins({good, good, gone}, "");  // where it was written is not known
+}
+
 // Catches: an end-of-document token beyond the embedding.
 BOOST_FIXTURE_TEST_CASE(the_vocabulary_holds_the_end_of_document, Folder) {
   auto options = text_of({write("a", "abcdefgh")}, 4);
