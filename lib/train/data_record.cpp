@@ -88,23 +88,6 @@ std::vector<std::string> keys_that_cut(const Config& before, const Config& now) 
   return keys;
 }
 
-DataRecord record_of(const Json& json, const std::string& file) {
-  try {
-    DataRecord data;
-    data.training_samples = json.at("training_samples").get<std::int64_t>();
-    data.held_out_samples = json.at("held_out_samples").get<std::int64_t>();
-    for (auto& row : json.at("files")) {
-      auto& entry = data.files.emplace_back(printable(row.at("name").get<std::string>()),
-                                            row.at("bytes").get<std::int64_t>(), row.at("tokens").get<std::int64_t>());
-      auto digits = row.at("fingerprint").get<std::string>();
-      std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
-    }
-    return data;
-  } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: its record of the data: {}", file, error.what()));
-  }
-}
-
 std::string samples_text(const DataRecord& before, const DataRecord& now) {
   return fmt::format("training and held-out samples: {} and {} then, {} and {} now", before.training_samples,
                      before.held_out_samples, now.training_samples, now.held_out_samples);
@@ -131,6 +114,26 @@ Json to_json(const DataRecord& data) {
           {"files", std::move(files)}};
 }
 
+std::optional<DataRecord> data_record_of(const CheckpointReader& reader) {
+  if (!reader.extra().is_object() || !reader.extra().contains("data")) return {};
+  try {
+    auto& json = reader.extra()["data"];
+    DataRecord data;
+    data.training_samples = json.at("training_samples").get<std::int64_t>();
+    data.held_out_samples = json.at("held_out_samples").get<std::int64_t>();
+    for (auto& row : json.at("files")) {
+      auto& entry = data.files.emplace_back(printable(row.at("name").get<std::string>()),
+                                            row.at("bytes").get<std::int64_t>(), row.at("tokens").get<std::int64_t>());
+      auto digits = row.at("fingerprint").get<std::string>();
+      std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
+    }
+    return data;
+  } catch (const Json::exception& error) {
+    throw IoError(fmt::format("{} is damaged: its record of the data: {}",
+                              (reader.folder() / "meshard.json").string(), printable(error.what())));
+  }
+}
+
 std::vector<std::string> data_differences(const DataRecord& before, const DataRecord& now) {
   std::vector<std::string> lines;
   if (!std::ranges::equal(before.files, now.files, same_content)) add_files(lines, before.files, now.files);
@@ -142,12 +145,12 @@ std::vector<std::string> data_differences(const DataRecord& before, const DataRe
 
 std::string data_notes(const CheckpointReader& reader, const Config& config, const DataRecord& now,
                        std::int64_t samples_done) {
-  auto& extra = reader.extra();
   auto folder = reader.folder().string();
-  if (!extra.contains("data")) {
+  auto saved = data_record_of(reader);
+  if (!saved) {
     return "the checkpoint, of an earlier version, has no record of its data: whether they are the same is not known";
   }
-  auto before = record_of(extra["data"], (reader.folder() / "meshard.json").string());
+  auto before = std::move(*saved);
   std::string note;
   auto keys = keys_that_cut(config_of(reader), config);
   if (!keys.empty()) {

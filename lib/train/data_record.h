@@ -4,6 +4,7 @@
 // lib/checkpoint/FORMAT.md.
 
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,10 @@ DataRecord data_record(const Corpus& corpus);
 
 /// Local. The `data` of a meshard.json.
 nlohmann::ordered_json to_json(const DataRecord& data);
+
+/// Local. The one in a checkpoint; none in those that PyTorch or an earlier version wrote. Throws IoError, naming
+/// meshard.json, for a damaged one.
+std::optional<DataRecord> data_record_of(const CheckpointReader& reader);
 
 /// Local. A line per file that is gone, new, longer, shorter or of other content, one if their order is another, one if
 /// the samples are others in number. Empty: a position means the same in both, whatever the files are called.

@@ -342,6 +342,7 @@ std::string contradiction(const CheckpointReader& reader) {
                          (reader.folder() / "meshard.json").string(), mismatch.text());
     }
     check_steps(reader, fact(reader, "step"));
+    data_record_of(reader);  // throws if it is damaged
   } catch (const Error& error) {
     return error.what();
   }
