@@ -4,13 +4,9 @@
 #include <malloc.h>
 
 #include <climits>
-<<<<<<< HEAD
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
-=======
 #include <sstream>
->>>>>>> main
 
 #include "app/command_line.h"
 #include "app/commands.h"
