@@ -4,13 +4,9 @@
 #include <malloc.h>
 
 #include <climits>
-<<<<<<< HEAD
 #include <cstdio>
 #include <cstdlib>
-#include <iostream>
-=======
 #include <sstream>
->>>>>>> main
 
 #include "app/command_line.h"
 #include "app/commands.h"
@@ -88,7 +84,6 @@ int main(int argc, char** argv) {
   int code = command_line(argc, argv);
   // By now MPI is down and every file closed. LibTorch would take its tables of operators apart, entry by entry: a third
   // of the time that a short command takes.
-  std::cout.flush();
   std::fflush(nullptr);
   std::_Exit(code);
 }

@@ -345,7 +345,7 @@ def array_jobs():
     (bin / "qsub").write_text((bin / "qsub").read_text().replace("5[].server", "6.server"))
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("a killed subjob of an array that goes on: submitted again, alone",
-           f"SWEEP={out},INDEX=2" in (called(bin, "qsub") or [" "])[-2] and "pbs 6.server 2\n" in
+           f"SWEEP={out},INDEX=2" in (called(bin, "qsub") or ["", ""])[-2] and "pbs 6.server 2\n" in
            (out / "jobs.txt").read_text(), run)
     expect("and its lock is removed", not lock.exists() and "pbs 5[2].server left its lock, and is over" in run.out, run)
     (bin / "code").write_text("153")
