@@ -37,7 +37,7 @@ void list(std::string& text, const char* what, const std::vector<std::string>& n
 /// What no run can have written, whoever signed it. A save of other programs has facts of its own, or none.
 void check_facts(const Json& facts, const std::string& path) {
   auto refuse = [&](const char* name, const std::string& expected) {
-    throw IoError(fmt::format("{} is damaged: `{}` is {}; expected {}", path, name, facts[name].dump().substr(0, 40),
+    throw IoError(fmt::format("{} is damaged: `{}` is {}; expected {}", path, name, json_text(facts[name]).substr(0, 40),
                               expected));
   };
   constexpr auto kMostCounted = std::int64_t{1} << 53, kMostRanks = std::int64_t{std::numeric_limits<int>::max()};
@@ -55,7 +55,7 @@ void check_facts(const Json& facts, const std::string& path) {
   // A step takes at least one sample, and that one token.
   auto at_least = [&](const char* more, const char* less) {
     if (facts.contains(more) && facts.contains(less) && facts[more] < facts[less]) {
-      refuse(more, fmt::format("at least the `{}`, {}", less, facts[less].dump()));
+      refuse(more, fmt::format("at least the `{}`, {}", less, json_text(facts[less])));
     }
   };
   at_least("samples", "step");

@@ -99,6 +99,9 @@ DataRecord record_of(const Json& json, const std::string& file) {
       auto digits = row.at("fingerprint").get<std::string>();
       std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
     }
+    bool counts = data.training_samples >= 0 && data.held_out_samples >= 0 &&
+                  std::ranges::all_of(data.files, [](auto& entry) { return entry.bytes >= 0 && entry.tokens >= 0; });
+    if (!counts) throw IoError(fmt::format("{} is damaged: its record of the data has a negative count", file));
     return data;
   } catch (const Json::exception& error) {
     throw IoError(fmt::format("{} is damaged: its record of the data: {}", file, error.what()));
@@ -140,14 +143,20 @@ std::vector<std::string> data_differences(const DataRecord& before, const DataRe
   return lines;
 }
 
+std::optional<DataRecord> recorded_data(const CheckpointReader& reader) {
+  auto& facts = reader.extra();
+  if (!facts.contains("data")) return {};
+  return record_of(facts["data"], (reader.folder() / "meshard.json").string());
+}
+
 std::string data_notes(const CheckpointReader& reader, const Config& config, const DataRecord& now,
                        std::int64_t samples_done) {
-  auto& extra = reader.extra();
   auto folder = reader.folder().string();
-  if (!extra.contains("data")) {
+  auto recorded = recorded_data(reader);
+  if (!recorded) {
     return "the checkpoint, of an earlier version, has no record of its data: whether they are the same is not known";
   }
-  auto before = record_of(extra["data"], (reader.folder() / "meshard.json").string());
+  auto& before = *recorded;
   std::string note;
   auto keys = keys_that_cut(config_of(reader), config);
   if (!keys.empty()) {

@@ -341,6 +341,7 @@ std::string contradiction(const CheckpointReader& reader) {
       return fmt::format("the config in {} makes another model than its tensors are:{}",
                          (reader.folder() / "meshard.json").string(), mismatch.text());
     }
+    recorded_data(reader);
     check_steps(reader, fact(reader, "step"));
   } catch (const Error& error) {
     return error.what();

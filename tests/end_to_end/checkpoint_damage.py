@@ -220,6 +220,7 @@ def facts_that_cannot_be():
                         ({"samples": 1}, "`samples` is 1; expected at least the `step`"),
                         ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1"),
                         ({"data": 7}, "its record of the data"),
+                        ({"data": {"training_samples": -1, "held_out_samples": 0, "files": []}}, "a negative count"),
                         ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
                           "its record of the data")):
         bad = scratch("bad")
@@ -238,11 +239,10 @@ def facts_that_cannot_be():
     expect("without a record of the data: exit code 0, said once",
            run.code == 0 and says_once(run, "of an earlier version, has no record of its data"), run)
 
-
-    with_fact(checkpoint(folder, 2), tokens=-1)
-    run = training(folder, 2, values=VALUES, options=AUTO)
+    with_fact(checkpoint(folder, 3), tokens=-1)
+    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
     expect("--resume auto passes it over, and says so",
-           run.code == 0 and says_once(run, "2 is damaged") and says_once(run, "resuming after step 1"), run)
+           run.code == 0 and says_once(run, "3 is damaged") and says_once(run, "resuming after step 2"), run)
 
 
 def with_little_memory(*words):
