@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <utility>
 
 #include "app/commands.h"
 #include "app/sweep_local.h"
@@ -58,10 +59,25 @@ std::string ranks_text(const std::vector<CheckedPoint>& points, bool given) {
                      given ? "--ranks" : "dp_outer x dp_shard of the config; 1 where dp_shard is auto: see --ranks");
 }
 
+/// Whether the batch job that a lock of another host names is over. Where nobody answers it may still run.
+bool is_over(const FolderLock::Holder& holder, int index) {
+  auto job = holder.here ? std::nullopt : job_of_lock(holder.job, index);
+  if (!job) return false;
+  try {
+    return points_in_array_jobs({*job}).empty();
+  } catch (const ConfigError&) {
+    return false;
+  }
+}
+
 /// Array jobs are asked for only where one has a point that may have to be started.
 std::vector<PointStatus> statuses_of(const std::vector<CheckedPoint>& points, const fs::path& folder) {
   std::vector<PointStatus> statuses;
-  for (auto& point : points) statuses.push_back(point_status(folder / point.point.name));
+  for (auto& point : points) {
+    auto& status = statuses.emplace_back(point_status(folder / point.point.name));
+    bool left = !status.done() && status.holder && is_over(*status.holder, static_cast<int>(statuses.size()) - 1);
+    if (left) status.gone = std::exchange(status.holder, std::nullopt);
+  }
   auto jobs = submitted_jobs(folder);
   std::erase_if(jobs, [&](const SweepJob& job) {
     return std::ranges::none_of(job.indices, [&](int index) {
@@ -132,6 +148,16 @@ void submit_points(const SweepArguments& arguments, const fs::path& scripts, con
   }
 }
 
+/// A killed job leaves its lock behind, which the next one would respect.
+void remove_left_locks(const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses,
+                       const fs::path& folder) {
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    auto& name = points[i].point.name;
+    if (!statuses[i].gone || !FolderLock::remove(folder / name, *statuses[i].gone)) continue;
+    Log().print(fmt::format("point {}: {} left its lock, and is over: removed", name, statuses[i].gone->job));
+  }
+}
+
 /// Points that others have in hand.
 void say_left_alone(const std::vector<CheckedPoint>& points, const std::vector<PointStatus>& statuses,
                     const fs::path& folder) {
@@ -181,6 +207,7 @@ int sweep_points(const SweepArguments& arguments) {
     return kExitDone;
   }
   folder->write(sweep, points, ranks);
+  remove_left_locks(points, statuses, arguments.out);
   say_left_alone(points, statuses, arguments.out);
   if (arguments.launcher != "local") {
     submit_points(arguments, scripts, *folder, points, statuses);

@@ -8,7 +8,7 @@
 # later is killed. Where mpirun itself is gone, ranks of other nodes end by themselves, as their daemons miss it.
 set -u
 mark=${1:?usage: guard.sh MARK [PID], by launch.sh} with=${2-} command=''
-readonly patience_s=5 insist_s=20
+readonly settle_s=2 patience_s=5 insist_s=20
 trap '' INT TERM HUP USR1 USR2
 
 # Sets started: when process $1 started, in ticks. With its id that names it for good.
@@ -47,9 +47,11 @@ started=''
 since=$started
 while :; do
   read -r -t 1 line
-  case $? in
-    0) [[ $line != over ]] || { why="the run is over"; break; }; command=$line ;;
-    1) why="launch.sh is gone"; break ;;
+  case $?:$line in
+    0:over) await "$settle_s" && exit 0; why="the run is over"; break ;;   # helpers of mpirun end a moment after it
+    0:now) why="told so"; break ;;
+    0:*) command=$line ;;
+    1:*) why="launch.sh is gone"; break ;;
     *) same_process || { why="process $with is gone"; break; } ;;
   esac
 done

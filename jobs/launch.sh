@@ -28,12 +28,12 @@ request_stop() {
   repeater=$!
 }
 
-# The guard ends what is left, within some seconds.
+# finish CODE [WORD]: the guard ends what is left, within some seconds.
 finish() {
   trap '' INT TERM HUP USR1 USR2
   trap - CHLD
   [[ -z $repeater ]] || kill "$repeater" 2>/dev/null
-  { echo over >&"$guard_line"; exec {guard_line}>&-; } 2>/dev/null   # the guard may be gone, and its line with it
+  { echo "${2-over}" >&"$guard_line"; exec {guard_line}>&-; } 2>/dev/null   # the guard may be gone, and its line with it
   wait "$guard_pid" 2>/dev/null
   exit "$1"
 }
@@ -42,7 +42,7 @@ interrupt() {
   interrupts=$((interrupts + 1))
   if [[ $interrupts -ge 2 && -n $child ]]; then
     echo "launch.sh: second interrupt; ending the run now, without saving" >&2
-    finish 130
+    finish 130 now
   fi
   request_stop INT
 }

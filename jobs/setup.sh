@@ -50,6 +50,8 @@ python3 with venv and pip so that LibTorch can be installed into .venv. Librarie
 EOF
 }
 
+lists_updated=''
+
 # apt_install NAME...: false if some could not be installed.
 apt_install() {
   local name missing=()
@@ -60,7 +62,10 @@ apt_install() {
   [[ ${#missing[@]} -gt 0 ]] || return 0
   say "installing ${missing[*]}"
   # A third-party package source that does not answer must not stop us: what counts is the installation.
-  as_root apt-get -q update >build/apt.log 2>&1 || say "apt-get update was not complete (build/apt.log); going on"
+  if [[ -z $lists_updated ]]; then
+    as_root apt-get -q update >build/apt.log 2>&1 || say "apt-get update was not complete (build/apt.log); going on"
+    lists_updated=yes
+  fi
   as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends -o DPkg::Lock::Timeout=300 \
     install "${missing[@]}" >>build/apt.log 2>&1
 }
@@ -208,7 +213,14 @@ mkdir -p build
 if have flock; then exec 9>build/.setup.lock; flock 9; fi   # two set-ups at once wait for one another
 install_packages
 find_libtorch
-if [[ $tests == yes ]]; then batch_daemons; browser; nccl_headers; tests/interop/setup.sh; fi
+if [[ $tests == yes ]]; then batch_daemons; browser; nccl_headers; fi
 fetch_text
+# Others' programs, for the tests alone, are fetched while the compilers work.
+peers=''
+if [[ $tests == yes ]]; then
+  tests/interop/setup.sh >build/setup-interop.log 2>&1 &
+  peers=$!
+fi
 build
+if [[ -n $peers ]]; then wait "$peers"; cat build/setup-interop.log; fi
 say "the binary is $root/build/meshard"

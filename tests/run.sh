@@ -7,5 +7,6 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
 jobs/setup.sh --tests
-# A test takes as many of the jobs as it has ranks: those of four ranks run alone on a small machine.
-exec ctest --test-dir build --output-on-failure --no-tests=error -j "$(nproc)" "$@"
+# Tests wait much, for ranks that start and for one another: twice as many as there are cores keep these busy. A test takes
+# as many of the jobs as it has ranks at work.
+exec ctest --test-dir build --output-on-failure --no-tests=error -j "$((2 * $(nproc)))" "$@"

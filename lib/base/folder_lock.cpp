@@ -136,10 +136,17 @@ std::optional<FolderLock::Holder> FolderLock::holder(const fs::path& folder) {
   auto written = fs::last_write_time(lock, failed);
   if (failed) return {};
   if (auto owner = read_owner(lock)) {
-    return owner->dead() ? std::nullopt : std::optional(Holder{owner->text(), owner->host == host_name()});
+    return owner->dead() ? std::nullopt : std::optional(Holder{owner->text(), owner->host == host_name(), owner->job.id});
   }
   if (fs::file_time_type::clock::now() - written > kTimeToWrite) return {};
-  return Holder{"a process that is about to write its name", true};
+  return Holder{"a process that is about to write its name", true, ""};
+}
+
+bool FolderLock::remove(const fs::path& folder, const Holder& gone) {
+  Turn turn(folder);
+  auto owner = read_owner(folder / "lock");
+  std::error_code failed;
+  return owner && owner->text() == gone.text && owner->job.id == gone.job && fs::remove(folder / "lock", failed);
 }
 
 }  // namespace meshard

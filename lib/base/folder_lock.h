@@ -37,11 +37,16 @@ class FolderLock {
   struct Holder {
     std::string text;   ///< "process 12 on node3"
     bool here = false;  ///< on this host, so known to be alive
+    std::string job;    ///< its batch job, as Job::id
   };
 
   /// Local. Who works in `folder`; nothing if nobody does, or a process that is known to be dead. Of processes on other
   /// hosts nothing is known: they count as alive.
   static std::optional<Holder> holder(const std::filesystem::path& folder);
+
+  /// Local. Removes the lock of a holder that is known to be gone, as its batch job is over. Does nothing if somebody
+  /// else has taken it meanwhile. Returns whether it was removed.
+  static bool remove(const std::filesystem::path& folder, const Holder& gone);
 
  private:
   std::filesystem::path file_;

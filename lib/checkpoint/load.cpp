@@ -37,8 +37,8 @@ void list(std::string& text, const char* what, const std::vector<std::string>& n
 /// What no run can have written, whoever signed it. A save of other programs has facts of its own, or none.
 void check_facts(const Json& facts, const std::string& path) {
   auto refuse = [&](const char* name, const std::string& expected) {
-    throw IoError(fmt::format("{} is damaged: `{}` is {}; expected {}", path, name, json_text(facts[name]).substr(0, 40),
-                              expected));
+    throw IoError(fmt::format("{} is damaged: `{}` is {}; expected {}", path, name,
+                              json_text(facts[name]).substr(0, 40), expected));
   };
   constexpr auto kMostCounted = std::int64_t{1} << 53, kMostRanks = std::int64_t{std::numeric_limits<int>::max()};
   const std::tuple<const char*, std::int64_t, std::int64_t> kNumbers[] = {

@@ -58,8 +58,8 @@ class World {
   /// else it is printed as "rank 2 on node7: message" and MPI_Abort ends the others. For main.cpp only.
   [[noreturn]] void abandon(const std::string& message, int code);
 
-  /// Collective over all ranks, with patience: whether all of them call it meanwhile. For a rank that an error ends: only
-  /// if all end may they still communicate; else the others wait for this one somewhere.
+  /// Collective over all ranks, with patience: whether all of them call it meanwhile. For a rank that an error ends:
+  /// only if all end may they still communicate; else the others wait for this one somewhere.
   bool all_end(std::chrono::seconds patience);
 
   /// Collective over all ranks. Throws the same Error on every rank if any rank gave a non-empty problem: "rank 2 on

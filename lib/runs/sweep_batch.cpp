@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <set>
 #include <sstream>
 
 #include "base/error.h"
@@ -28,6 +27,10 @@ void add_words(std::vector<std::string>& words, const std::vector<std::string>& 
   words.insert(words.end(), more.begin(), more.end());
 }
 
+void add_indices(std::vector<int>& indices, const std::vector<int>& more) {
+  indices.insert(indices.end(), more.begin(), more.end());
+}
+
 std::vector<std::vector<int>> consecutive(const std::vector<int>& indices) {
   std::vector<std::vector<int>> runs;
   for (auto index : indices) {
@@ -44,17 +47,18 @@ std::vector<std::vector<int>> consecutive(const std::vector<int>& indices) {
                   command, result.exit, said(result)));
 }
 
-/// "1234 5" per array task that is pending, running or completing.
+/// "1234 5" per array task that is pending, running or completing; "1234 N/A" of other jobs.
 void add_slurm(std::map<int, std::string>& found, const std::vector<SweepJob>& jobs) {
-  std::set<std::string> ids;
-  for (auto& job : jobs) ids.insert(job.id);
+  std::map<std::string, std::vector<int>> ids;
+  for (auto& job : jobs) add_indices(ids[job.id], job.indices);
   auto result = run_command({"squeue", "--noheader", "--array", "--format=%F %K"});
   if (result.exit != 0) refuse_unasked("squeue", result);
   std::istringstream lines(result.out);
   std::string id, index;
   while (lines >> id >> index) {
     bool is_task = std::ranges::all_of(index, [](unsigned char c) { return std::isdigit(c); });
-    if (ids.contains(id) && is_task) found[std::stoi(index)] = "slurm " + id;
+    if (!ids.contains(id)) continue;
+    for (auto point : is_task ? std::vector{std::stoi(index)} : ids[id]) found[point] = "slurm " + id;
   }
 }
 
@@ -202,6 +206,15 @@ SweepJob submit(const std::string& system, const BatchCommand& batch) {
                     program, index_ranges(batch.indices), result.exit, said(result)));
   }
   return {system, id, batch.indices};
+}
+
+std::optional<SweepJob> job_of_lock(const std::string& id, int index) {
+  auto blank = id.find(' ');
+  auto system = id.substr(0, blank);
+  if (blank == std::string::npos || blank + 1 == id.size() || (system != "slurm" && system != "pbs")) return {};
+  auto job = id.substr(blank + 1);
+  if (system == "slurm") job = job.substr(0, job.find('_'));  // which task it is, the index says
+  return SweepJob{system, job, {index}};
 }
 
 std::map<int, std::string> points_in_array_jobs(const std::vector<SweepJob>& jobs) {

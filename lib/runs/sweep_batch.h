@@ -67,4 +67,8 @@ SweepJob submit(const std::string& system, const BatchCommand& command);
 /// squeue or qstat. Throws ConfigError if the batch system does not answer: points might be run twice.
 std::map<int, std::string> points_in_array_jobs(const std::vector<SweepJob>& jobs);
 
+/// Local. A point's batch job, from the id that its lock has: "slurm 12_3", "slurm 12", "pbs 5[3].server"; nothing for
+/// any other text.
+std::optional<SweepJob> job_of_lock(const std::string& id, int index);
+
 }  // namespace meshard

@@ -14,6 +14,7 @@ namespace meshard {
 struct PointStatus {
   RunState run;
   std::optional<FolderLock::Holder> holder;  ///< who works in its folder
+  std::optional<FolderLock::Holder> gone;    ///< who left a lock there, as its batch job was killed
   std::optional<std::string> array_job;      ///< "slurm 1234" if that has yet to run it, or runs it
   std::string problem;                       ///< its metrics cannot be read
 

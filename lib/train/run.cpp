@@ -98,10 +98,7 @@ std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOp
 
 // What an earlier start of this batch job was told is not done again.
 std::string again_text(const RunOptions& options, const RunFolder& folder) {
-  auto told = options.overwrite     ? std::string("--overwrite")
-              : options.resume_from ? fmt::format("--resume {}", options.resume_from->string())
-                                    : "";
-  if (!folder.goes_on() || told.empty()) return "";
+  auto told = options.overwrite ? "--overwrite" : fmt::format("--resume {}", options.resume_from->string());
   return fmt::format("{} was made by this batch job ({}), by an earlier start or command: {} was meant for that one, "
                      "and this one goes on with what is there; to start anew, remove the folder, or name another with "
                      "--run-dir",
@@ -145,7 +142,8 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   together(world, [&] {
     if (world.rank() == 0) check_sources(options, folder_of(config, options), config);
   });
-  RunFolder folder(world, folder_of(config, options), options.resume, options.overwrite);
+  auto resume = options.resume_from ? Resume::From : options.resume;
+  RunFolder folder(world, folder_of(config, options), resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
   together(world, [&] {
@@ -157,7 +155,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   if (!config.regression.guards) {
     log.print("guards are OFF (regression.guards): a value that is not finite, or replicas that part, stop nothing");
   }
-  if (auto text = again_text(options, folder); !text.empty()) log.print(text);
+  if (folder.goes_on()) log.print(again_text(options, folder));
   if (tap) log.print(fmt::format("routing is replayed from {}", *config.regression.replay_routing));
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
 

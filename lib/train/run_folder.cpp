@@ -112,13 +112,13 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
                 FolderLock::Job{job.id, job.restarts});
   bool used = fs::exists(metrics()) || fs::exists(checkpoints());
   auto maker = read_job(this->job());
-  goes_on_ = used && is_earlier_start(maker, job);
+  goes_on_ = used && is_earlier_start(maker, job) && (overwrite || resume == Resume::From);
   bool anew = !used || (overwrite && !goes_on_);
   if (anew) fs::remove(this->job());  // before what it speaks of
   if (used && anew) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
     for (auto& folder : {dump(), checkpoints()}) fs::remove_all(folder);
-  } else if (used && resume == Resume::None && !goes_on_) {
+  } else if (used && resume != Resume::Auto && !goes_on_) {
     throw ConfigError(
         fmt::format("the run folder {} holds an earlier run: choose another run.name or --run-dir, "
                     "pass --resume auto to continue it, or --overwrite to start it anew",

@@ -21,6 +21,7 @@ namespace meshard {
 
 enum class Resume {
   None,  ///< the folder must be unused
+  From,  ///< the same; the run begins from a checkpoint that lies elsewhere
   Auto,  ///< continue what is there, or start
 };
 
@@ -28,11 +29,11 @@ class RunFolder {
  public:
   /// Collective over world. Rank 0 makes the folder and takes its lock: waits up to 10 s for another run to leave
   /// (ranks of a killed mpirun live on for some seconds), takes over the lock of a dead process of this host. Throws
-  /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (Resume::None
-  /// without `overwrite`, which removes the run's files first), not writable.
+  /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (and neither
+  /// Resume::Auto nor `overwrite`, which removes the run's files first), not writable.
   ///
-  /// A batch job may run again with the command of its first start. It is neither refused nor empties what it has made:
-  /// see goes_on().
+  /// A batch job may run again with the command of its first start. With `overwrite` it does not empty what it has made,
+  /// and with Resume::From it is not refused: see goes_on().
   RunFolder(World& world, std::filesystem::path path, Resume resume, bool overwrite);
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -41,7 +42,7 @@ class RunFolder {
   /// Whether an earlier part of this run, or another one, left its metrics here. Rank 0's.
   bool used() const { return used_; }
   /// Whether an earlier start of this batch job made what is here, so that the run goes on from its own newest
-  /// checkpoint, whatever was asked for. On every rank. Slurm counts a job's starts: another command of the same one is
+  /// checkpoint, although `overwrite` or Resume::From was asked for. On every rank. Slurm counts a job's starts: another command of the same one is
   /// no later start. PBS does not: there any later command of the job is taken for one.
   bool goes_on() const { return goes_on_; }
   /// Local. The same of a folder that is not open yet, and has a checkpoint. For rank 0.

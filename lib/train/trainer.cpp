@@ -134,6 +134,7 @@ Outcome Trainer::stopped(const std::string& reason) {
   if (trained) {
     text += fmt::format(", so {} lost", began_ > 0 ? fmt::format("what followed step {} is", began_) : "all of it is");
   }
+  if (trained && (saves || config_.checkpoint.interval == 0)) return {kExitFailure, text};
   // Another start of the same length would come no further.
   return {kExitFailure, fmt::format("{}; no step was saved; give it more time than {:.0f} s", text,
                                     std::ceil(seconds_of_process()))};

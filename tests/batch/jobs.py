@@ -29,7 +29,7 @@ def as_root():
     os.environ.update({"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                        "OMPI_MCA_mpi_yield_when_idle": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"})
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "SBATCH_", "PBS_", "MESHARD_")):
+        if name.startswith(("SLURM_", "SBATCH_", "PBS_", "MESHARD_", "OMP_")):
             del os.environ[name]
 
 
@@ -37,7 +37,7 @@ def ranks_of(folder):
     """Processes of the run in `folder`, by rank."""
     found = {}
     for pid, command in processes():
-        if command[0] in ("build/meshard", str(BINARY)) and str(folder) in command:
+        if command[0] in ("build/meshard", str(BINARY)) and str(folder) in " ".join(command):
             variables = read_bytes(f"/proc/{pid}/environ").decode(errors="replace").split("\0")
             for text in variables:
                 if match := re.fullmatch(r"(?:OMPI_COMM_WORLD_RANK|PMIX_RANK)=(\d+)", text):

@@ -36,9 +36,10 @@ MANUAL = {
     "OMP_NUM_THREADS": "pbs_resources(7B), ompthreads",
     **dict.fromkeys(("Account_Name", "Error_Path", "Join_Path", "Keep_Files", "Mail_Points", "Mail_Users", "Output_Path",
                      "Priority", "Rerunable", "Resource_List", "Shell_Path_List", "Variable_List", "group_list", "project",
-                     "run_count", "schedselect"), "pbs_job_attributes(7B)"),
+                     "exec_host", "run_count", "schedselect"), "pbs_job_attributes(7B)"),
     "default_queue": "pbs_server_attributes(7B)",
     "qstat -f -w": "qstat(1B), Job, Queue, and Server Status Options", "qstat -f": "qstat(1B), Job Status in Long Format",
+    "pbsnodes -H": "pbsnodes(8B), OPTIONS, -H host", "resources_available": "pbs_node_attributes(7B)",
     "qstat -Q": "qstat(1B), Queue Status in Default Format", "qstat -B -f": "qstat(1B), Server Status in Long Format",
 }
 
@@ -338,7 +339,7 @@ def overhead():
 def only_what_the_manual_has():
     """Catches: a directive, an option, an attribute or a variable that OpenPBS does not have."""
     scripts = "".join((SOURCE / "jobs" / name).read_text() for name in ("pbs/train.pbs", "pbs/array.pbs", "pbs/successor.sh"))
-    shared = "".join((SOURCE / "jobs" / name).read_text() for name in ("batch.sh", "submit.sh"))
+    shared = "".join((SOURCE / "jobs" / name).read_text() for name in ("batch.sh", "submit.sh", "mpirun.sh"))
     code = "\n".join(line for line in (scripts + shared).splitlines() if not re.match(r"\s*#(?!PBS)", line))
     used = set(re.findall(r"(?m)^#PBS (-\w)", code))
     calls = [line for line in code.splitlines()
@@ -347,8 +348,8 @@ def only_what_the_manual_has():
     used |= set(re.findall(r"\bPBS_[A-Z_]+|\bOMP_NUM_THREADS\b", code))
     used |= set(re.findall(r"\b(select|place|ncpus|mpiprocs|ompthreads|walltime|ngpus)=?", code))
     used |= set(re.findall(r"\b(?:[A-Z][a-z]+(?:_[A-Z][a-z]+)+|Priority|Rerunable|project|schedselect|run_count|group_list|"
-                           r"default_queue)\b", code))
-    used |= {" ".join(["qstat", *options.split()]) for options in re.findall(r"\bqstat((?: -\w)+)", code)}
+                           r"exec_host|default_queue|resources_available)\b", code))
+    used |= {" ".join([name, *options.split()]) for name, options in re.findall(r"\b(qstat|pbsnodes)((?: -\w)+)", code)}
     expect("everything that the scripts use is in the table", used <= set(MANUAL), sorted(used - set(MANUAL)))
     expect("everything in the table is used", used >= set(MANUAL), sorted(set(MANUAL) - used))
     unknown = [line for line in code.splitlines() if line.startswith("#PBS") and not re.fullmatch(

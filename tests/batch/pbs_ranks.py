@@ -62,9 +62,9 @@ def nothing_is_left(what, folder, job):
     expect(f"{what}: nothing is left", True, job)
 
 
-def own_cores(threads=1, **variables):
-    """What jobs/mpirun.sh makes of the facts about a job: the launcher's options and what it says."""
-    names = {"ranks": 4, "threads": threads, "MESHARD_MPI_OPTIONS": "", "job_facts": "", **variables}
+def launching(environment, **variables):
+    """What jobs/mpirun.sh makes of the facts about a job: what it says, and the launcher."""
+    names = {"ranks": 4, "threads": 2, "nodes": 1, "hosts": "a", "MESHARD_MPI_OPTIONS": "", "job_facts": "", **variables}
     text = "".join(f"{name}={shlex.quote(str(value))}\n" for name, value in names.items())
     script = f"""set -euo pipefail
 {text}job_fact() {{ sed -n "s/^$1 = //p" <<<"$job_facts"; }}
@@ -74,64 +74,66 @@ set_mpirun
 echo "$binding: ${{launcher[*]}}"
 """
     done = subprocess.run(["bash", "-c", script], cwd=home, capture_output=True, text=True,
-                          env={**os.environ, "PATH": pbs.environment["PATH"]})
-    return done.stdout + done.stderr
+                          env={**os.environ, "PATH": pbs.environment["PATH"], **environment})
+    return (done.stdout + done.stderr).strip()
 
 
 @case
 def binding():
     """Catches: ranks bound to cores that another job's are bound to, as every mpirun counts from core 0; ranks that are
-    not bound although nobody else can be there; a job that does not say which."""
-    unbound, bound = r"^none of ours, .* --map-by slot --bind-to none$", r"{}: .* --map-by slot:PE=2 --bind-to core$"
-    facts, exclusive = "exec_host = a/0*{}+a/1*{}+b/0*8", "Resource_List.place = scatter:excl\n"
-    for what, pattern, variables in (
-            ("nothing is known", unbound, {}),
-            ("half of a node's 8 CPUs", unbound, {"job_facts": facts.format(2, 2), "hosts": "a b"}),
-            ("all CPUs of one node, half of the other's", unbound, {"job_facts": "exec_host = a/0*8+b/0*4", "hosts": "a b"}),
-            ("all CPUs", bound.format("all 8 CPUs of its nodes"), {"job_facts": facts.format(4, 4), "hosts": "a b"}),
-            ("place=excl", bound.format("its nodes for itself"), {"job_facts": exclusive + facts.format(1, 1), "hosts": "a b"}),
-            ("its own options", r"^as MESHARD_MPI_OPTIONS has it: .*--report-bindings --bind-to socket$",
-             {"MESHARD_MPI_OPTIONS": "--bind-to socket"})):
-        text = own_cores(threads=2, **{"hosts": "", **variables}).strip()
-        expect(f"{what}: {pattern}", re.search(pattern, text), text)
-    (pbs.tools / "nproc").write_text('#!/bin/sh\n[ "$1" = --all ] && echo 64 || echo ${CPUSET:-64}\n')
-    (pbs.tools / "taskset").write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
-    for name in ("nproc", "taskset"):
+    not bound although nobody else can be there; more ranks than mpirun has cores for; a job that does not say which."""
+    # Stand-ins: a node of 64 CPUs, of which a cpuset may leave some.
+    tools = {"nproc": '[ "$1" = --all ] && echo 64 || echo ${CPUSET:-64}', "taskset": 'shift 2\nexec "$@"',
+             "lscpu": 'echo "Thread(s) per core:  ${SIBLINGS:-1}"'}
+    for name, text in tools.items():
+        (pbs.tools / name).write_text(f"#!/bin/sh\n{text}\n")
         (pbs.tools / name).chmod(0o755)
-    (pbs.tools / "lscpu").write_text('#!/bin/sh\necho "Thread(s) per core:  ${SIBLINGS:-1}"\n')
-    (pbs.tools / "lscpu").chmod(0o755)
-    try:
-        for what, pattern, environment in (
-                ("a cpuset of its own", bound.format("4 CPUs of a node, and no others"), {"CPUSET": "4"}),
-                ("of cores with two threads", bound.format("8 CPUs of a node, and no others"),
-                 {"CPUSET": "8", "SIBLINGS": "2"}),
-                ("a cpuset that others are in, too", unbound, {"CPUSET": "8"})):
-            os.environ.update(environment)
-            text = own_cores(threads=2, job_facts="exec_host = a/0*4", hosts="a").strip()
-            expect(f"{what}: {pattern}", re.search(pattern, text), text)
-            for name in environment:
-                del os.environ[name]
-    finally:
-        for name in ("nproc", "taskset", "lscpu"):
-            (pbs.tools / name).unlink()
+    unbound = r"^none of ours, as {}.* --map-by slot --bind-to none --mca mpi_yield_when_idle 1 -x OMP_WAIT_POLICY$"
+    bound = r"{}: .* --map-by slot:PE=2 --bind-to core"
+    shared = unbound.format("other jobs may be on these nodes")
+    facts, exclusive = "exec_host = a/0*{}+a/1*{}+b/0*8", "Resource_List.place = scatter:excl\n"
+    two, one = {"nodes": 2, "hosts": "a b"}, {"ranks": 2, "job_facts": "exec_host = a/0*4"}
+    for what, pattern, variables, environment in (
+            ("nothing is known", shared, {}, {}),
+            ("half of a node's 8 CPUs", shared, {"job_facts": facts.format(2, 2), **two}, {}),
+            ("all CPUs of a node, half of another's", shared, {"job_facts": "exec_host = a/0*8+b/0*4", **two}, {}),
+            ("all CPUs", bound.format("all 8 CPUs of its nodes"), {"job_facts": facts.format(4, 4), **two}, {}),
+            ("place=excl", bound.format("its nodes for itself"), {"job_facts": exclusive + facts.format(1, 1), **two}, {}),
+            ("its own options", r"^as MESHARD_MPI_OPTIONS has it: .*--report-bindings --bind-to socket$",
+             {"MESHARD_MPI_OPTIONS": "--bind-to socket"}, {}),
+            ("a cpuset of its own", bound.format("4 CPUs of a node, and no others"), one, {"CPUSET": "4"}),
+            ("of cores with two threads", bound.format("8 CPUs of a node, and no others"), one,
+             {"CPUSET": "8", "SIBLINGS": "2"}),
+            ("a cpuset that others are in, too", shared, one, {"CPUSET": "8"}),
+            ("CPUs that are threads, all asked for", unbound.format("its ranks want 8 cores of a node, and 4 are there"),
+             {"job_facts": "exec_host = a/0*8"}, {"CPUSET": "8", "SIBLINGS": "2"}),
+            ("the same, told so", bound.format("all 8 CPUs of its nodes"),
+             {"job_facts": "exec_host = a/0*8", "MESHARD_MPI_OPTIONS": "--use-hwthread-cpus"},
+             {"CPUSET": "8", "SIBLINGS": "2"})):
+        text = launching(environment, **variables)
+        expect(f"{what}: {pattern}", re.search(pattern, text), text)
+    for name in tools:
+        (pbs.tools / name).unlink()
 
 
 @case
 def nodes_and_wrapper():
     """Catches: ranks that all land on the first node; a call of the binary without the site's wrapper; ranks that are
-    not bound and take all cores of a node for theirs."""
+    not bound and take all cores of a node for theirs, or spin on cores that others want."""
     folder, log = scratch("run"), pbs.tools / "wrapped"
     wrapper = pbs.tools / "wrapper"
     wrapper.write_text(f'#!/bin/sh\n[ "$1" = -w ] || exit 9\nshift\n'
-                       f'echo "${{NODE-here}} ${{OMPI_COMM_WORLD_RANK-none}} $1 $2" >>{log}\nexec "$@"\n')
+                       f'echo "${{NODE-here}} ${{OMPI_COMM_WORLD_RANK-none}} $1 $2 $OMP_WAIT_POLICY" >>{log}\n'
+                       'exec "$@"\n')
     wrapper.chmod(0o755)
     job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 2), extra={
         "MESHARD_MPI_OPTIONS": "", "MESHARD_WRAPPER": f"{wrapper} -w", "PREFLIGHT": "1"}).wait()
     expect("exit code 0", job.code == 0, job)
     calls = sorted(log.read_text().splitlines())
     expect("each rank on its node, and every call is wrapped", calls == sorted(
-        ["here none build/meshard plan"] + [f"node{rank + 1} {rank} build/meshard {command}"
-                                            for rank in (0, 1) for command in ("preflight", "train")]), calls, job)
+        ["here none build/meshard plan passive"] +
+        [f"node{rank + 1} {rank} build/meshard {command} passive"
+         for rank in (0, 1) for command in ("preflight", "train")]), calls, job)
     expect("it says that nothing is bound", says_once(job, "binding: none of ours"), job)
     expect("one thread a rank, as ompthreads says", says_once(job, "fsdp; 1 threads a rank"), job)
     job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 2, {"run.threads": 2}), extra={

@@ -153,7 +153,7 @@ def array():
     pair = write_sweep(scratch("sweep"), {name: ("steps: 20", "steps: 20") for name in ("goes on", "stops")})
     run = Run(["jobs/submit.sh", "slurm", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time", "60",
                "--array", "0-1:1,1%2", pair, *sets(VALUES)], cwd=home, env=UNBOUND).wait(60)
-    expect("submit.sh of a sweep", run.code == 0 and "--array 0-1:1,1%2 jobs/slurm/array.sbatch" in run.out, run)
+    expect("submit.sh of a sweep", run.code == 0 and " jobs/slurm/array.sbatch " in run.out, run)
     number = re.search(r"Submitted batch job (\d+)", run.out)[1]
     expect("submit.sh notes the array, so that a sweep leaves it alone",
            (pair / "jobs.txt").read_text() == f"slurm {number} 0,1\n", run)
@@ -265,8 +265,10 @@ def pbs_scripts():
     successor = slurm.job(re.search(r"job (\d+) goes on", job.log)[1])
     successor.expect_ended("its successor", "COMPLETED")
     expect("its successor: the same nodes and time, and no further one", (
-        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit"), "restart 1:" in successor.log)
-        == ("2", "2", "00:05:00", True), successor)
+        successor.info("NumNodes"), successor.info("NumTasks"), successor.info("TimeLimit")) == ("2", "2", "00:05:00") and
+        not cluster.call("squeue", "-h").strip(), successor)
+    expect("its successor: went on", "resuming after step" in (folder / "log.txt").read_text() and
+           Metrics(folder).texts("step") == list(range(1, 21)), successor)
     site.write_text(original)
 
 

@@ -282,6 +282,8 @@ def the_same_batch_job():
     expect_begun("PBS, --resume DIR, the same job", train(4, *resume, where=fork, PBS_JOBID="12.server"), [3, 4], 3,
                  fork)
     moved.rename(source)
+    run = train(5, where=fork, PBS_JOBID="12.server")
+    expect("PBS, no option, the same job: exit code 2", run.code == 2 and steps_saved(fork) == [3, 4], run)
     run = train(5, *resume, where=fork, PBS_JOBID="13.server")
     expect("PBS, --resume DIR, another job: exit code 2", run.code == 2 and steps_saved(fork) == [3, 4], run)
 

@@ -336,12 +336,18 @@ def array_jobs():
     expect("an array that is there: nothing is submitted", run.code == 0 and called(bin, "qsub") is None, run)
     expect("qstat is asked for the subjobs", called(bin, "qstat") == ["-t", "5[].server"], called(bin, "qstat"))
     killed = {**subjobs, 2: subjobs[2].replace(" Q ", " X ")}
+    lock = out / "seed=3/lock"
+    lock.write_text(json.dumps({"host": "another-host", "pid": 1, "start": "1", "job": "pbs 5[2].server"}))
+    run = sweep(file, out, "--launcher", "pbs", env=env)
+    expect("a subjob that holds its point's lock on another host: left alone", run.code == 0 and lock.exists() and
+           "point seed=3: left alone, running: process 1 on another-host" in run.out and called(bin, "qsub") is None, run)
     (bin / "queue").write_text(f"{head}5[].server  x  me  0 B workq\n{''.join(killed.values())}")
     (bin / "qsub").write_text((bin / "qsub").read_text().replace("5[].server", "6.server"))
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("a killed subjob of an array that goes on: submitted again, alone",
-           f"SWEEP={out},INDEX=2" in (called(bin, "qsub") or [" "])[-2] and "pbs 6.server 2\n" in
+           f"SWEEP={out},INDEX=2" in (called(bin, "qsub") or ["", ""])[-2] and "pbs 6.server 2\n" in
            (out / "jobs.txt").read_text(), run)
+    expect("and its lock is removed", not lock.exists() and "pbs 5[2].server left its lock, and is over" in run.out, run)
     (bin / "code").write_text("153")
     run = sweep(file, out, "--launcher", "pbs", env=env)
     expect("an array that is gone: submitted again", run.code == 0 and called(bin, "qsub"), run)

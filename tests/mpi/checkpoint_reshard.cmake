@@ -6,4 +6,5 @@ _meshard_test_target(mpi_checkpoint_reshard)
 add_test(NAME mpi.checkpoint_reshard
          COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/checkpoint_reshard_test.sh
                  ${PROJECT_SOURCE_DIR}/tests/support/mpirun.sh $<TARGET_FILE:mpi_checkpoint_reshard>)
-set_tests_properties(mpi.checkpoint_reshard PROPERTIES TIMEOUT 400 PROCESSORS 4 LABELS mpi)
+set_tests_properties(mpi.checkpoint_reshard PROPERTIES TIMEOUT 400 COST 400 PROCESSORS 2 LABELS mpi
+                     ENVIRONMENT "${SHARED_CORES}")

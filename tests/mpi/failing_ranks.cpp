@@ -41,8 +41,8 @@ void misbehave(World& world, const std::string& mode) {
   if (mode == "stop") stop(world, *axis);
   if (mode == "compute") compute_apart(world);
   if (mode == "one" && world.rank() == 1) {
-    auto reason = world.all_end(patience) ? "the others end, too" : "cannot write metrics.jsonl: No space left on device";
-    throw IoError(reason);
+    if (world.all_end(patience)) throw IoError("the others end, too");
+    throw IoError("cannot write metrics.jsonl: No space left on device");
   }
   if (mode == "all") throw ConfigError(world.all_end(patience) ? "3 problems in run.yaml" : "the others go on");
   if (mode == "each") throw CommError("problem of rank " + std::to_string(world.rank()));

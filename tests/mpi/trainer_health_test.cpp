@@ -262,7 +262,7 @@ BOOST_AUTO_TEST_CASE(only_a_newer_checkpoint_asks_for_another_start) {
   between.ask_to_stop_in(3);
   check(between, 75, "checkpoint.on_stop is false, so what followed step 2 is lost", {2});
 
-  Run unsaved("unsaved", {"train.steps=9", "checkpoint.on_stop=false"}, {2, 16, 128});
+  Run unsaved("unsaved", {"train.steps=9", "checkpoint.on_stop=false", "checkpoint.interval=9"}, {2, 16, 128});
   unsaved.ask_to_stop_in(1);
   check(unsaved, 70, "checkpoint.on_stop is false, so what followed step 2 is lost" + nothing, {});
 }

@@ -128,5 +128,6 @@ int main(int argc, char** argv) {
   }
   int code = run(argc, argv);
   world.reset();
-  return code;
+  std::fflush(nullptr);
+  std::_Exit(code);  // as the binary ends: what LibTorch would take apart is a third of a short test
 }

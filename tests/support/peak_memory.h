@@ -31,6 +31,13 @@ void* operator new(std::size_t bytes) {
   if (now > meshard::memory_at_most) meshard::memory_at_most = now;
   return memory;
 }
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept {
+  try {
+    return operator new(bytes);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
 void operator delete(void* memory) noexcept {
   if (memory) meshard::memory_in_use -= malloc_usable_size(memory) + sizeof(std::size_t);
   std::free(memory);
