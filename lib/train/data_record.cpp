@@ -116,6 +116,10 @@ Json to_json(const DataRecord& data) {
 
 std::optional<DataRecord> data_record_of(const CheckpointReader& reader) {
   if (!reader.extra().is_object() || !reader.extra().contains("data")) return {};
+  auto damaged = [&](std::string_view why) {
+    return IoError(fmt::format("{} is damaged: its record of the data: {}",
+                               (reader.folder() / "meshard.json").string(), printable(why)));
+  };
   try {
     auto& json = reader.extra()["data"];
     DataRecord data;
@@ -127,10 +131,12 @@ std::optional<DataRecord> data_record_of(const CheckpointReader& reader) {
       auto digits = row.at("fingerprint").get<std::string>();
       std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
     }
+    bool counts = data.training_samples >= 0 && data.held_out_samples >= 0 &&
+                  std::ranges::all_of(data.files, [](auto& entry) { return entry.bytes >= 0 && entry.tokens >= 0; });
+    if (!counts) throw damaged("a negative count");
     return data;
   } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: its record of the data: {}",
-                              (reader.folder() / "meshard.json").string(), printable(error.what())));
+    throw damaged(error.what());
   }
 }
 

@@ -33,7 +33,7 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
 Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
 
 /// Local. Where what a checkpoint of a run says of itself cannot be: a config that cannot be read or makes another model
-/// than its tensors are, an optimizer that has done more steps than the run. Empty: nowhere.
+/// than its tensors are, a record of the data that is none, an optimizer that has done more steps than the run. Empty: nowhere.
 std::string contradiction(const CheckpointReader& reader);
 
 /// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder, a

@@ -220,8 +220,9 @@ def facts_that_cannot_be():
                         ({"samples": 1}, "`samples` is 1; expected at least the `step`"),
                         ({"format": 4294967297}, "format 4294967297"), ({"format": -1}, "format -1"),
                         ({"data": 7}, "its record of the data"),
+                        ({"data": {"training_samples": -1, "held_out_samples": 0, "files": []}}, "a negative count"),
                         ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
-                          "its record of the data")):
+                         "its record of the data")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
         with_fact(bad, **facts)
