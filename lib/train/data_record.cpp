@@ -174,14 +174,17 @@ std::string data_notes(const CheckpointReader& reader, const Config& config, con
     lines.push_back(fmt::format("and {} more", more));
   }
   auto text = fmt::format("the data are not those of {}:\n  {}", folder, fmt::join(lines, "\n  "));
-  if (config.data.on_change == DataConfig::OnChange::Stop) {
-    throw ConfigError(fmt::format(
-        "{}\nSample {}, where the run would go on, is another one in these: it would meet some text twice or train on "
-        "what was held out. Bring the files back; or go on all the same with --set data.on_change=warn; or begin a new "
-        "run on these files with --init-from {}",
-        text, samples_done, folder));
+  switch (config.data.on_change) {
+    case DataConfig::OnChange::Stop:
+      throw ConfigError(fmt::format(
+          "{}\nSample {}, where the run would go on, is another one in these: it would meet some text twice or train "
+          "on what was held out. Bring the files back; or go on all the same with --set data.on_change=warn; or begin "
+          "a new run on these files with --init-from {}",
+          text, samples_done, folder));
+    case DataConfig::OnChange::Warn:
+      return note + (note.empty() ? "" : "\n") + text + "\n  the run goes on all the same (data.on_change: warn)";
   }
-  return note + (note.empty() ? "" : "\n") + text + "\n  the run goes on all the same (data.on_change: warn)";
+  throw LogicError("unknown data.on_change");
 }
 
 }  // namespace meshard
