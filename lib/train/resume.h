@@ -32,13 +32,14 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
 /// none. IoError for a damaged one.
 Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
 
-/// Local. Where what a checkpoint of a run says of itself cannot be: a config that cannot be read or makes another model
-/// than its tensors are, a record of the data that is none, an optimizer that has done more steps than the run. Empty: nowhere.
+/// Local. Where what a checkpoint of a run says of itself cannot be: a config that cannot be read or makes another
+/// model than its tensors are, a record of the data that is none, an optimizer that has done more steps than the run.
+/// Empty: nowhere.
 std::string contradiction(const CheckpointReader& reader);
 
-/// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder, a
-/// Hugging Face folder) is of that model, by names, shapes, dtypes and the length of its files alone: what passes asks
-/// for no more memory than there are weights on the disk. Throws as loading it would.
+/// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder,
+/// a Hugging Face folder) is of that model, by names, shapes, dtypes and the length of its files alone: what passes
+/// asks for no more memory than there are weights on the disk. Throws as loading it would.
 void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config);
 /// Local. The same of the newest complete checkpoint below `root`, but for those that resume_newest() will pass over.
 /// Whether there is one.
