@@ -72,9 +72,9 @@ class CheckpointReader {
   /// Reads the data of every item of `part` of `parts`, once, block by block, and compares them with their checksum: of
   /// meshard.json or, without one, the CRC-32 of PyTorch's archives; and shape and dtype of each item with `.metadata`.
   Verification verify(int part = 0, int parts = 1) const;
-  /// Without reading data: every item lies in its file, whole, and apart from the others, and has room for its chunk. So
-  /// no tensor of a model or an optimizer that `.metadata` lists is larger than what there is of it on the disk. IoError
-  /// naming the first that is not so.
+  /// Without reading data: every item lies in its file, whole, and apart from the others, and has room for its chunk.
+  /// So no tensor of a model or an optimizer that `.metadata` lists is larger than what there is of it on the disk.
+  /// IoError naming the first that is not so.
   void require_extents() const;
   /// Verifies all of it. IoError "FOLDER cannot be `purpose`:" and the problems, if there are any.
   void require_sound(const char* purpose) const;

@@ -168,7 +168,8 @@ class Verifier {
 std::string Verification::problems_text() const {
   auto shown = std::span(problems).first(std::min(kShownProblems, problems.size()));
   auto text = fmt::format("  {}", fmt::join(shown, "\n  "));
-  return shown.size() == problems.size() ? text : fmt::format("{}\n  and {} more", text, problems.size() - shown.size());
+  if (shown.size() < problems.size()) text += fmt::format("\n  and {} more", problems.size() - shown.size());
+  return text;
 }
 
 std::string Verification::checked_text() const {
@@ -183,7 +184,8 @@ std::string Verification::checked_text() const {
   text += "shapes and dtypes; every tensor is tiled exactly once";
   if (unsummed.items > 0) {
     text += fmt::format(
-        "\nNOT checked: the data of {} items of {} bytes: their archives have no CRC-32 (PyTorch was told to write none)",
+        "\nNOT checked: the data of {} items of {} bytes: their archives have no CRC-32 (PyTorch was told to write "
+        "none)",
         unsummed.items, unsummed.bytes);
   }
   if (opaque > 0) {
@@ -207,7 +209,9 @@ Verification CheckpointReader::verify(int part, int parts) const {
 void CheckpointReader::require_extents() const {
   auto items = items_of(metadata_);
   for (auto& item : items) {
-    if (!is_in(*item.place, file(item.place->file))) throw IoError(what_of(item, folder_) + ": it ends beyond its file");
+    if (!is_in(*item.place, file(item.place->file))) {
+      throw IoError(what_of(item, folder_) + ": it ends beyond its file");
+    }
     if (!item.tensor || !is_loaded(*item.key)) continue;
     auto bytes = item.box->numel() * static_cast<std::int64_t>(c10::elementSize(item.tensor->dtype));
     if (bytes > item.place->length) {

@@ -12,8 +12,8 @@ struct ExportOptions {
   std::int64_t shard_bytes = kShardBytes;
 };
 
-/// Local. What of the "model." tensors of `from` is not the model's, by the index alone: nothing of any tensor's size is
-/// asked for. A tied head, and an expert bias that is off, may be absent.
+/// Local. What of the "model." tensors of `from` is not the model's, by the index alone: nothing of any tensor's size
+/// is asked for. A tied head, and an expert bias that is off, may be absent.
 Mismatch fit_of(const CheckpointReader& from, const HfModel& model);
 
 /// Local. Writes the "model." tensors of `from`, a checkpoint of `model`, as the folder `out`, all or nothing

@@ -40,7 +40,9 @@ std::string rank_lines(const std::vector<std::string>& problems) {
 // Of the first step count of the optimizer's, as all are alike.
 void check_steps(const CheckpointReader& reader, std::int64_t step) {
   auto& tensors = reader.metadata().tensors;
-  auto counts = [](auto& entry) { return entry.first.starts_with("optimizer.state.") && entry.first.ends_with(".step"); };
+  auto counts = [](auto& entry) {
+    return entry.first.starts_with("optimizer.state.") && entry.first.ends_with(".step");
+  };
   auto found = std::ranges::find_if(tensors, counts);
   if (found == tensors.end() || !found->second.shape.empty()) return;
   auto count = at::empty({}, at::kFloat);

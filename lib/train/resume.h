@@ -33,15 +33,15 @@ LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesys
 /// none. IoError for a damaged one.
 Config config_of(const CheckpointReader& reader, const std::vector<std::string>& overrides = {});
 
-/// Local. Where what a checkpoint of a run says of itself cannot be: a config that cannot be read or makes another model
-/// than its tensors are, a record of the data that is none, an optimizer that has done more steps than the run. Empty:
-/// nowhere.
+/// Local. Where what a checkpoint of a run says of itself cannot be: a config that cannot be read or makes another
+/// model than its tensors are, a record of the data that is none, an optimizer that has done more steps than the run.
+/// Empty: nowhere.
 std::string contradiction(const CheckpointReader& reader);
 
-/// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder, a
-/// Hugging Face folder) is of that model, by names, shapes, dtypes and the length of its files alone: what passes asks
-/// for no more memory than there are weights on the disk. `data`: those of a run that goes on from a checkpoint, compared
-/// with its record; null for weights only. Throws as loading it would.
+/// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder,
+/// a Hugging Face folder) is of that model, by names, shapes, dtypes and the length of its files alone: what passes
+/// asks for no more memory than there are weights on the disk. `data`: those of a run that goes on from a checkpoint,
+/// compared with its record; null for weights only. Throws as loading it would.
 void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config,
                  const DataRecord* data = nullptr);
 

@@ -213,8 +213,9 @@ def facts_that_cannot_be():
     file; once per rank; by a load that --verify had called sound."""
     folder = scratch("run")
     training(folder, 2, values=VALUES)
-    for facts, said in (({"step": 1}, "says step 1, but its optimizer has done 2 steps"), ({"step": 3.7}, "`step` is 3.7"),
-                        ({"step": -5}, "`step` is -5"), ({"samples": -7}, "`samples` is -7"), ({"ranks": 0}, "`ranks` is 0"),
+    for facts, said in (({"step": 1}, "says step 1, but its optimizer has done 2 steps"),
+                        ({"step": 3.7}, "`step` is 3.7"), ({"step": -5}, "`step` is -5"),
+                        ({"samples": -7}, "`samples` is -7"), ({"ranks": 0}, "`ranks` is 0"),
                         ({"ranks": 10**12}, "`ranks` is 1000000000000"), ({"config": 7}, "`config` is 7"),
                         ({"config": "schema: 1"}, "the config in"), ({"tokens": -1}, "`tokens` is -1"),
                         ({"samples": 1}, "`samples` is 1; expected at least the `step`"),

@@ -58,7 +58,8 @@ struct Saved {
       for (auto& chunk : entry.chunks) add(chunk.place);
     }
     for (auto& [_, place] : metadata.values) add(place);
-    facts.update({{"format", 1}, {"metadata_crc32c", crc32c(std::as_bytes(std::span(index)))}, {"items", {{"data", rows}}}});
+    auto sum = crc32c(std::as_bytes(std::span(index)));
+    facts.update({{"format", 1}, {"metadata_crc32c", sum}, {"items", {{"data", rows}}}});
     auto unsigned_text = facts.dump();
     facts["crc32c"] = crc32c(std::as_bytes(std::span(unsigned_text)));
     return facts.dump();

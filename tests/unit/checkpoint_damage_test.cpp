@@ -173,7 +173,8 @@ BOOST_AUTO_TEST_CASE(every_byte_of_every_record_is_checked) {
     for (auto at = good.find("PK\1\2"); at != std::string::npos; at = good.find("PK\1\2", at + 1)) {
       auto name = good.substr(at + 46, value_at<std::uint16_t>(good, at + 28));
       auto header = value_at<std::uint32_t>(good, at + 42);
-      auto begin = header + 30u + value_at<std::uint16_t>(good, header + 26) + value_at<std::uint16_t>(good, header + 28);
+      auto begin =
+          header + 30u + value_at<std::uint16_t>(good, header + 26) + value_at<std::uint16_t>(good, header + 28);
       auto length = value_at<std::uint32_t>(good, at + 24);
       for (std::size_t i = begin; i < begin + length; ++i) {
         auto bad = with(good, i, static_cast<char>(good[i] ^ (1 << i % 8)));
