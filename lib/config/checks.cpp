@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "config/words.h"
+
 namespace meshard {
 namespace {
 
@@ -109,7 +111,7 @@ void check_data(const Config& config, Report& report) {
   if (from_files && report.clean({"data.files"}) && config.data.files.empty()) {
     report.at("data.files",
               fmt::format("{}; type {} needs a list of files or globs",
-                          report.given("data.files") ? "is empty" : "missing", text ? "text" : "indexed"));
+                          report.given("data.files") ? "is empty" : "missing", word_of(config.data.type)));
   }
   if (text && report.clean({"model.vocab_size", "data.tokenizer"}) && config.model.vocab_size < 257) {
     report.at("model.vocab_size",

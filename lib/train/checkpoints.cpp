@@ -50,8 +50,13 @@ void Checkpoints::guarded(const Work& work) {
   try {
     work();
   } catch (const Error& error) {
-    if (parts_.config.checkpoint.on_error == CheckpointConfig::OnError::Stop) throw;
-    log_.print(fmt::format("the checkpoint of step {} failed, training goes on: {}", in_flight_, error.what()));
+    switch (parts_.config.checkpoint.on_error) {
+      case CheckpointConfig::OnError::Stop:
+        throw;
+      case CheckpointConfig::OnError::Continue:
+        log_.print(fmt::format("the checkpoint of step {} failed, training goes on: {}", in_flight_, error.what()));
+        break;
+    }
   }
   stall_ += seconds_from(begin);
 }

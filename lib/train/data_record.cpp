@@ -88,26 +88,6 @@ std::vector<std::string> keys_that_cut(const Config& before, const Config& now) 
   return keys;
 }
 
-DataRecord record_of(const Json& json, const std::string& file) {
-  try {
-    DataRecord data;
-    data.training_samples = json.at("training_samples").get<std::int64_t>();
-    data.held_out_samples = json.at("held_out_samples").get<std::int64_t>();
-    for (auto& row : json.at("files")) {
-      auto& entry = data.files.emplace_back(printable(row.at("name").get<std::string>()),
-                                            row.at("bytes").get<std::int64_t>(), row.at("tokens").get<std::int64_t>());
-      auto digits = row.at("fingerprint").get<std::string>();
-      std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
-    }
-    bool counts = data.training_samples >= 0 && data.held_out_samples >= 0 &&
-                  std::ranges::all_of(data.files, [](auto& entry) { return entry.bytes >= 0 && entry.tokens >= 0; });
-    if (!counts) throw IoError(fmt::format("{} is damaged: its record of the data has a negative count", file));
-    return data;
-  } catch (const Json::exception& error) {
-    throw IoError(fmt::format("{} is damaged: its record of the data: {}", file, error.what()));
-  }
-}
-
 std::string samples_text(const DataRecord& before, const DataRecord& now) {
   return fmt::format("training and held-out samples: {} and {} then, {} and {} now", before.training_samples,
                      before.held_out_samples, now.training_samples, now.held_out_samples);
@@ -134,6 +114,32 @@ Json to_json(const DataRecord& data) {
           {"files", std::move(files)}};
 }
 
+std::optional<DataRecord> data_record_of(const CheckpointReader& reader) {
+  if (!reader.extra().is_object() || !reader.extra().contains("data")) return {};
+  auto damaged = [&](std::string_view why) {
+    return IoError(fmt::format("{} is damaged: its record of the data: {}",
+                               (reader.folder() / "meshard.json").string(), printable(why)));
+  };
+  try {
+    auto& json = reader.extra()["data"];
+    DataRecord data;
+    data.training_samples = json.at("training_samples").get<std::int64_t>();
+    data.held_out_samples = json.at("held_out_samples").get<std::int64_t>();
+    for (auto& row : json.at("files")) {
+      auto& entry = data.files.emplace_back(printable(row.at("name").get<std::string>()),
+                                            row.at("bytes").get<std::int64_t>(), row.at("tokens").get<std::int64_t>());
+      auto digits = row.at("fingerprint").get<std::string>();
+      std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
+    }
+    bool counts = data.training_samples >= 0 && data.held_out_samples >= 0 &&
+                  std::ranges::all_of(data.files, [](auto& entry) { return entry.bytes >= 0 && entry.tokens >= 0; });
+    if (!counts) throw damaged("a negative count");
+    return data;
+  } catch (const Json::exception& error) {
+    throw damaged(error.what());
+  }
+}
+
 std::vector<std::string> data_differences(const DataRecord& before, const DataRecord& now) {
   std::vector<std::string> lines;
   if (!std::ranges::equal(before.files, now.files, same_content)) add_files(lines, before.files, now.files);
@@ -143,20 +149,14 @@ std::vector<std::string> data_differences(const DataRecord& before, const DataRe
   return lines;
 }
 
-std::optional<DataRecord> recorded_data(const CheckpointReader& reader) {
-  auto& facts = reader.extra();
-  if (!facts.contains("data")) return {};
-  return record_of(facts["data"], (reader.folder() / "meshard.json").string());
-}
-
 std::string data_notes(const CheckpointReader& reader, const Config& config, const DataRecord& now,
                        std::int64_t samples_done) {
   auto folder = reader.folder().string();
-  auto recorded = recorded_data(reader);
-  if (!recorded) {
+  auto saved = data_record_of(reader);
+  if (!saved) {
     return "the checkpoint, of an earlier version, has no record of its data: whether they are the same is not known";
   }
-  auto& before = *recorded;
+  auto before = std::move(*saved);
   std::string note;
   auto keys = keys_that_cut(config_of(reader), config);
   if (!keys.empty()) {
@@ -174,14 +174,17 @@ std::string data_notes(const CheckpointReader& reader, const Config& config, con
     lines.push_back(fmt::format("and {} more", more));
   }
   auto text = fmt::format("the data are not those of {}:\n  {}", folder, fmt::join(lines, "\n  "));
-  if (config.data.on_change == DataConfig::OnChange::Stop) {
-    throw ConfigError(fmt::format(
-        "{}\nSample {}, where the run would go on, is another one in these: it would meet some text twice or train on "
-        "what was held out. Bring the files back; or go on all the same with --set data.on_change=warn; or begin a new "
-        "run on these files with --init-from {}",
-        text, samples_done, folder));
+  switch (config.data.on_change) {
+    case DataConfig::OnChange::Stop:
+      throw ConfigError(fmt::format(
+          "{}\nSample {}, where the run would go on, is another one in these: it would meet some text twice or train "
+          "on what was held out. Bring the files back; or go on all the same with --set data.on_change=warn; or begin "
+          "a new run on these files with --init-from {}",
+          text, samples_done, folder));
+    case DataConfig::OnChange::Warn:
+      return note + (note.empty() ? "" : "\n") + text + "\n  the run goes on all the same (data.on_change: warn)";
   }
-  return note + (note.empty() ? "" : "\n") + text + "\n  the run goes on all the same (data.on_change: warn)";
+  throw LogicError("unknown data.on_change");
 }
 
 }  // namespace meshard

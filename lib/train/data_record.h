@@ -25,12 +25,13 @@ DataRecord data_record(const Corpus& corpus);
 /// Local. The `data` of a meshard.json.
 nlohmann::ordered_json to_json(const DataRecord& data);
 
+/// Local. The one in a checkpoint; none in those that PyTorch or an earlier version wrote. Throws IoError, naming
+/// meshard.json, for a damaged one.
+std::optional<DataRecord> data_record_of(const CheckpointReader& reader);
+
 /// Local. A line per file that is gone, new, longer, shorter or of other content, one if their order is another, one if
 /// the samples are others in number. Empty: a position means the same in both, whatever the files are called.
 std::vector<std::string> data_differences(const DataRecord& before, const DataRecord& now);
-
-/// Local. The record in a checkpoint that Meshard wrote; none in one of an earlier version. IoError for a damaged one.
-std::optional<DataRecord> recorded_data(const CheckpointReader& reader);
 
 /// Local. What to say of the data of a run with `config` that goes on from this checkpoint, which Meshard wrote, after
 /// `samples_done`: that it has no record of them; that the config cuts or orders them otherwise; with data.on_change:

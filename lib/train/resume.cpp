@@ -343,21 +343,23 @@ std::string contradiction(const CheckpointReader& reader) {
       return fmt::format("the config in {} makes another model than its tensors are:{}",
                          (reader.folder() / "meshard.json").string(), mismatch.text());
     }
-    recorded_data(reader);
     check_steps(reader, fact(reader, "step"));
+    data_record_of(reader);  // throws if it is damaged
   } catch (const Error& error) {
     return error.what();
   }
   return "";
 }
 
-void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config) {
+void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config,
+                 const DataRecord* data) {
   if (!is_hugging_face(files, source)) {
     auto folder = newest_of_a_run(files, source);
     std::string problem;
     auto reader = open_with_data(files, folder, problem);
     if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));
     config_notes(*reader, config);
+    if (data && !reader->extra().is_null()) data_notes(*reader, config, *data, fact(*reader, "samples"));
     note_mismatch(*reader, fit_of(*reader, hf_model(config)), config.checkpoint.strict);
     return;
   }

@@ -7,6 +7,7 @@
 
 #include "checkpoint/load.h"
 #include "train/checkpoints.h"
+#include "train/data_record.h"
 
 namespace meshard {
 
@@ -39,8 +40,11 @@ std::string contradiction(const CheckpointReader& reader);
 
 /// Local; for one rank, before a model of `config` is made. Whether a source of weights (a checkpoint, a run's folder,
 /// a Hugging Face folder) is of that model, by names, shapes, dtypes and the length of its files alone: what passes
-/// asks for no more memory than there are weights on the disk. Throws as loading it would.
-void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config);
+/// asks for no more memory than there are weights on the disk. `data`: those of a run that goes on from a checkpoint,
+/// compared with its record; null for weights only. Throws as loading it would.
+void require_fit(FileSystem& files, const std::filesystem::path& source, const Config& config,
+                 const DataRecord* data = nullptr);
+
 /// Local. The same of the newest complete checkpoint below `root`, but for those that resume_newest() will pass over.
 /// Whether there is one.
 bool require_newest_fit(FileSystem& files, const std::filesystem::path& root, const Config& config);

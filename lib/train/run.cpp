@@ -44,7 +44,8 @@ double flops_per_token(const Config& config, std::int64_t parameters) {
 }
 
 // Before the folder, as --overwrite removes what is in it, and before the model has memory.
-void check_sources(const RunOptions& options, const std::filesystem::path& run_folder, const Config& config) {
+void check_sources(const RunOptions& options, const std::filesystem::path& run_folder, const Config& config,
+                   const DataRecord& data) {
   namespace fs = std::filesystem;
   if (RunFolder::has_checkpoint_of_this_job(run_folder)) return;  // which is what this start goes on from
   auto check = [&](const char* option, const std::optional<fs::path>& source, bool weights_only) {
@@ -64,7 +65,8 @@ void check_sources(const RunOptions& options, const std::filesystem::path& run_f
   check("--resume", options.resume_from, false);
   check("--init-from", options.init_from, true);
   auto& source = options.resume_from ? options.resume_from : options.init_from;
-  if (source && options.resume != Resume::Auto) require_fit(posix_file_system(), *source, config);
+  auto* compared = options.resume_from ? &data : nullptr;
+  if (source && options.resume != Resume::Auto) require_fit(posix_file_system(), *source, config, compared);
 }
 
 bool begins_with_its_own(const RunOptions& options, const RunFolder& folder) {
@@ -140,7 +142,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   }
   auto data = together(world, [&] { return world.rank() == 0 ? data_record(*corpus) : DataRecord{}; });
   together(world, [&] {
-    if (world.rank() == 0) check_sources(options, folder_of(config, options), config);
+    if (world.rank() == 0) check_sources(options, folder_of(config, options), config, data);
   });
   auto resume = options.resume_from ? Resume::From : options.resume;
   RunFolder folder(world, folder_of(config, options), resume, options.overwrite);

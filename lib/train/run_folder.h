@@ -32,8 +32,8 @@ class RunFolder {
   /// ConfigError on every rank, naming the folder and the owner or the reason: locked, used already (and neither
   /// Resume::Auto nor `overwrite`, which removes the run's files first), not writable.
   ///
-  /// A batch job may run again with the command of its first start. With `overwrite` it does not empty what it has made,
-  /// and with Resume::From it is not refused: see goes_on().
+  /// A batch job may run again with the command of its first start. With `overwrite` it does not empty what it has
+  /// made, and with Resume::From it is not refused: see goes_on().
   RunFolder(World& world, std::filesystem::path path, Resume resume, bool overwrite);
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -42,8 +42,9 @@ class RunFolder {
   /// Whether an earlier part of this run, or another one, left its metrics here. Rank 0's.
   bool used() const { return used_; }
   /// Whether an earlier start of this batch job made what is here, so that the run goes on from its own newest
-  /// checkpoint, although `overwrite` or Resume::From was asked for. On every rank. Slurm counts a job's starts: another command of the same one is
-  /// no later start. PBS does not: there any later command of the job is taken for one.
+  /// checkpoint, although `overwrite` or Resume::From was asked for. On every rank. Slurm counts a job's starts:
+  /// another command of the same one is no later start. PBS does not: there any later command of the job is taken for
+  /// one.
   bool goes_on() const { return goes_on_; }
   /// Local. The same of a folder that is not open yet, and has a checkpoint. For rank 0.
   static bool has_checkpoint_of_this_job(const std::filesystem::path& path);

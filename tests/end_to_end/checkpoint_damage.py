@@ -223,7 +223,7 @@ def facts_that_cannot_be():
                         ({"data": 7}, "its record of the data"),
                         ({"data": {"training_samples": -1, "held_out_samples": 0, "files": []}}, "a negative count"),
                         ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
-                          "its record of the data")):
+                         "its record of the data")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
         with_fact(bad, **facts)
@@ -233,17 +233,19 @@ def facts_that_cannot_be():
         expect(f"{facts}: refused, said once", run.code == 70 and says_once(run, re.escape(said)), run)
 
     # As an earlier version wrote it: there is nothing to compare the data with.
-    ours = json.loads((checkpoint(folder, 2) / "meshard.json").read_text())
+    earlier = scratch("earlier")
+    shutil.copytree(checkpoint(folder, 2), earlier)
+    ours = json.loads((earlier / "meshard.json").read_text())
     expect("the data are recorded", ours.pop("data", None) and ours["tokens"] == 2 * 12 * 16, ours)
-    write_ours(checkpoint(folder, 2), ours)
-    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
+    write_ours(earlier, ours)
+    run = training(scratch("next"), 2, values={**VALUES, "train.steps": 3}, options=("--resume", str(earlier)))
     expect("without a record of the data: exit code 0, said once",
            run.code == 0 and says_once(run, "of an earlier version, has no record of its data"), run)
 
-    with_fact(checkpoint(folder, 3), tokens=-1)
-    run = training(folder, 2, values={**VALUES, "train.steps": 3}, options=AUTO)
+    with_fact(checkpoint(folder, 2), tokens=-1)
+    run = training(folder, 2, values=VALUES, options=AUTO)
     expect("--resume auto passes it over, and says so",
-           run.code == 0 and says_once(run, "3 is damaged") and says_once(run, "resuming after step 2"), run)
+           run.code == 0 and says_once(run, "2 is damaged") and says_once(run, "resuming after step 1"), run)
 
 
 def with_little_memory(*words):

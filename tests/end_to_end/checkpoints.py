@@ -240,6 +240,14 @@ def other_data():
     run = go_on(8, moved / "*.txt")
     expect("what was gone on with is what is compared next", run.code == 0 and "the data are not" not in run.out, run)
 
+    # Refused before --overwrite empties the folder in which it would go on.
+    (moved / "a.txt").unlink()
+    used, changed = scratch("used"), {**values, "train.steps": 10, "data.files": f"[{moved / '*.txt'}]"}
+    training(used, 1, values={**changed, "train.steps": 2})
+    run = training(used, 1, values=changed, options=("--resume", folder, "--overwrite"))
+    expect("--resume DIR --overwrite: exit code 2", run.code == 2 and says_once(run, r"a\.txt is gone"), run)
+    expect("--resume DIR --overwrite: what was there stays", steps_saved(used) == [2], run)
+
 
 @case
 def the_same_batch_job():

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "base/error.h"
+#include "checkpoint/metadata.h"
 #include "checkpoint/pickle.h"
 #include "support/peak_memory.h"
 
@@ -393,4 +394,28 @@ BOOST_AUTO_TEST_CASE(memory_is_a_stated_multiple_of_the_file) {
     auto most = 32 * program.size() + (64 << 20);
     BOOST_TEST(peak_memory([&] { reason_of(program); }) < most, values);
   }
+}
+
+// Catches: an index of many chunks that takes long to read, or more memory than is said: 100,000 of them, of which a
+// large run has as many, are read in a second.
+BOOST_AUTO_TEST_CASE(many_chunks_are_read_fast_in_little_memory, *boost::unit_test::timeout(60)) {
+  CheckpointMetadata metadata;
+  for (std::int64_t tensor = 0; tensor < 1000; ++tensor) {
+    auto& entry = metadata.tensors["model.layers." + std::to_string(tensor) + ".mlp.gate_proj.weight"];
+    entry = {c10::kFloat, {4096, 512}, {}};
+    for (std::int64_t rank = 0; rank < 100; ++rank) {
+      entry.chunks.push_back(
+          {{{rank * 40, 0}, {40, 512}}, {"__" + std::to_string(rank) + "_0.distcp", tensor << 24, 82'500}});
+    }
+  }
+  auto bytes = encode_metadata(metadata, "/some/where", "id");
+  CheckpointMetadata read;
+  auto peak = peak_memory([&] { read = decode_metadata(std::as_bytes(std::span(bytes)), "file"); });
+  BOOST_TEST_MESSAGE(bytes.size() << " bytes, " << peak << " bytes of memory");
+  BOOST_TEST(read.tensors.size() == 1000);
+  for (auto& [key, entry] : read.tensors) {
+    BOOST_TEST_REQUIRE(std::ranges::equal(entry.chunks, metadata.tensors[key].chunks,
+                                          [](auto& a, auto& b) { return a.box == b.box && a.place == b.place; }));
+  }
+  BOOST_TEST(peak < 20 * bytes.size());
 }

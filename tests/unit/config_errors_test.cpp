@@ -1,7 +1,7 @@
 // What the configuration refuses, with the exact place and the way out.
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
-#include <chrono>
+#include <ctime>
 #include <string>
 #include <utility>
 #include <vector>
@@ -360,7 +360,7 @@ BOOST_AUTO_TEST_CASE(control_characters) {
 // Catches: an unknown key, or a value, that is looked at for half a minute or printed whole; a list of problems that
 // nobody can read. 50,000 keys took 23 s, for which a second is enough.
 BOOST_AUTO_TEST_CASE(many_or_endless_problems) {
-  const auto begin = std::chrono::steady_clock::now();
+  const auto begin = std::clock();  // what the machine does besides does not count
   std::string text = kMinimal;
   for (int i = 0; i < 50'000; ++i) text += "unknown_key_" + std::to_string(i) + ": 1\n";
   const auto message = refusal(text);
@@ -374,7 +374,7 @@ BOOST_AUTO_TEST_CASE(many_or_endless_problems) {
     BOOST_TEST(long_text.size() < 1000u);
     BOOST_TEST(long_text.find("1 problem") != std::string::npos);
   }
-  BOOST_TEST((std::chrono::steady_clock::now() - begin < std::chrono::seconds(10)));
+  BOOST_TEST(std::clock() - begin < 10 * CLOCKS_PER_SEC);
 }
 
 // Catches: a value of a hundred thousand characters that overflows the stack instead of being refused.

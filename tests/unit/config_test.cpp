@@ -197,6 +197,7 @@ BOOST_AUTO_TEST_CASE(every_word_is_read_as_it_is_written) {
   check(OptimizerConfig::Type{});
   check(LrScheduleConfig::Type{});
   check(DataConfig::Type{});
+  check(DataConfig::OnChange{});
   check(CheckpointConfig::OnError{});
   check(HealthConfig::OnNonfinite{});
   check(CommConfig::Backend{});
