@@ -25,6 +25,7 @@ shape_nodes='' shape_ranks='' shape_cores='' time='' array='' dry_run=''
 while [[ ${1-} == --* ]]; do
   case $1 in
     --dry-run) dry_run=yes; shift; continue ;;
+    --help) usage; exit 0 ;;
     --nodes | --ranks-per-node | --cores-per-rank)
       [[ ${2-} =~ ^[1-9][0-9]*$ ]] || refuse "$1 needs a whole number above 0, not '${2-}'" ;;
     --time)

@@ -251,7 +251,7 @@ void add_optimizer_and_data(std::vector<Key>& t) {
 
 void add_the_rest(std::vector<Key>& t) {
   t.push_back(key("checkpoint.interval", FIELD(checkpoint.interval), at_least(0),
-                  "steps between checkpoints; 0: none between"));
+                  "steps between checkpoints, and one at the end; 0: none but at a stop"));
   t.push_back(key("checkpoint.keep_last", FIELD(checkpoint.keep_last), at_least(1), "newest checkpoints kept"));
   t.push_back(key("checkpoint.keep_every", FIELD(checkpoint.keep_every), at_least(1),
                   "also keep those of every so many steps"));

@@ -142,7 +142,7 @@ def walltime():
     expect("ended by itself, with a successor", job.code == 0 and len(pbs.submitted()) == 1, job)
     expect("because of train.max_minutes, half the walltime", says_once(job, r"train\.max_minutes is over"), job)
     expect("with a checkpoint", steps_saved(folder) == [Metrics(folder).steps[-1]["step"]], job)
-    job = pbs.start("jobs/pbs/train.pbs", train_variables(scratch("run"), 100, {"train.max_minutes": 0.0001})).wait()
+    job = pbs.start("jobs/pbs/train.pbs", train_variables(scratch("run"), 100, {"train.max_minutes": "0.0000001"})).wait()
     expect("no time for a step: exit code 70, nothing submitted", job.code == 70 and not pbs.submitted(), job)
     folder = scratch("run")
     job = pbs.start("jobs/pbs/train.pbs", {**train_variables(folder, 1000000), "MESHARD_RESTARTS": "3",

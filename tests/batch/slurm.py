@@ -275,7 +275,7 @@ def pbs_scripts():
 @case
 def requeued_within_bounds():
     """Catches: a run that can make no progress and is requeued for ever."""
-    job = slurm.sbatch(scratch("run"), 100, {"train.max_minutes": 0.0001})
+    job = slurm.sbatch(scratch("run"), 100, {"train.max_minutes": "0.0000001"})
     job.expect_ended("no time for a step", "FAILED", 70)
     expect("not restarted, and said", job.info("Restarts") == "0" and "give it more time" in job.log, job)
 

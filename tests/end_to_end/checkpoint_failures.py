@@ -198,7 +198,10 @@ def killed_while_saving():
     for async_save in ("true", "false"):
         folder, hits, newest = scratch("run"), 0, 0
         values = {**VALUES, **LARGER, "checkpoint.async": async_save}
-        for moment in range(MOMENTS):
+        # On a busy machine the eye on the folder comes late, and more saves are over before the kill.
+        for moment in range(3 * MOMENTS):
+            if moment >= MOMENTS and hits >= MOMENTS / 2:
+                break
             victims, delay = ((0,), (1,), (0, 1))[moment % 3], generator.uniform(0, LONGEST)
             what = (f"async {async_save}, seed {SEED}, moment {moment}: {delay * 1000:.1f} ms, "
                     f"rank {' and '.join(map(str, victims))}")
@@ -209,7 +212,7 @@ def killed_while_saving():
             newest = max(steps_saved(folder))
             verified = meshard("inspect", checkpoint(folder, newest), "--verify")
             expect(f"{what}: step {newest} is whole", verified.code == 0, verified)
-        expect(f"async {async_save}: {hits} of {MOMENTS} hit a save", hits >= MOMENTS / 2)
+        expect(f"async {async_save}: {hits} of {moment} kills hit a save", hits >= MOMENTS / 2)
 
         run = training(folder, 2, TINY, {**values, "train.steps": newest + 1}, AUTO)
         resumed = says_once(run, f"resuming after step {newest} from")
