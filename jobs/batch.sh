@@ -325,12 +325,17 @@ train() {
   config_before=$(config_written) saved_before=$(newest_checkpoint) status=0
   if [[ $PREFLIGHT == 1 ]]; then on_every_rank preflight --config "$config" "${sets[@]}" "${limit[@]}"; fi
   [[ $status != 0 ]] || on_every_rank train "$config" --expect-ranks "$ranks" "${resume[@]}" "${options[@]}" "${limit[@]}"
-  # mpirun itself may break over a request that comes while it starts its daemons; nothing is lost then.
-  if [[ -n $stop && $status != @(0|2|75|76) && $(config_written) == "$config_before" ]]; then status=75; fi
+  # mpirun itself may break over a request, while it starts its daemons (nothing is lost then) or when all ranks are done.
+  if [[ -n $stop && $status != @(0|2|75|76) ]] && { [[ $(config_written) == "$config_before" ]] || run_says_stopped; }; then
+    status=75
+  fi
   # Asked to stop before it had trained, which may be no fault of its own.
   [[ $status != 70 || $(end_of_run) != *' asked for it; no step was saved'* ]] || status=75
   conclude
 }
+
+# The last word of the run itself.
+run_says_stopped() { [[ $(tail -n 1 "$run_folder/metrics.jsonl" 2>/dev/null) == '{"end":{"exit":75,'* ]]; }
 
 # A start that has come as far as to train has written this file anew.
 config_written() { stat -c %y "$run_folder/config.yaml" 2>/dev/null || true; }

@@ -4,6 +4,7 @@ signals to every process of its session."""
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -166,6 +167,21 @@ def suspended_and_ended():
         job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 1000000), extra=extra)
         until(lambda: steps_logged(folder) >= 2, 120, "a step", job)
         end_by_term(what, folder, job)
+
+    # An mpirun that a pending TERM ends when all ranks are done.
+    broken = pbs.tools / "mpirun"
+    broken.write_text(f"""#!/bin/bash
+trap 'kill -USR1 $run' USR1
+{shutil.which("mpirun")} "$@" & run=$!
+while kill -0 $run 2>/dev/null; do wait $run; status=$?; done
+exit $((status == 75 ? 143 : status))
+""")
+    broken.chmod(0o755)
+    folder = scratch("run")
+    job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 1000000), **ONE_NODE)
+    until(lambda: steps_logged(folder) >= 2, 120, "a step", job)
+    end_by_term("mpirun ends with 143", folder, job)
+    broken.unlink()
 
 
 def end_by_term(what, folder, job):
