@@ -108,7 +108,7 @@ def run_again_by_the_server():
     """Catches: a rerun (node failure, qrerun) that takes itself for a first start: --overwrite would delete what the
     first start saved, --resume DIR be refused. A rerun has the variables of the first start."""
     folder = scratch("run")
-    variables = train_variables(folder, 20, {"checkpoint.interval": 2, "checkpoint.async": "false"})
+    variables = train_variables(folder, 100, {"checkpoint.interval": 2, "checkpoint.async": "false"})
     variables["OPTIONS"] += " --overwrite"
     old = training(folder, values={**VALUES, "train.steps": 3, "checkpoint.interval": 3})
     expect("an earlier run's checkpoint is there", old.code == 0 and steps_saved(folder) == [3], old)
@@ -117,7 +117,7 @@ def run_again_by_the_server():
     job = pbs.start("jobs/pbs/train.pbs", variables, facts={"run_count": "1"})
     until(lambda: "resuming" in job.out or steps_logged(folder) >= 1 and 3 not in steps_saved(folder), 120, "a step", job)
     with Held(folder, 5):
-        expect("first start: --overwrite holds", "resuming" not in job.out and set(steps_saved(folder)) <= {2, 4, 6}, job)
+        expect("first start: --overwrite holds", "resuming" not in job.out and 3 not in steps_saved(folder), job)
         job.kill()
         for pid in ranks_of(folder).values():
             os.kill(pid, signal.SIGKILL)
@@ -128,7 +128,7 @@ def run_again_by_the_server():
     options = variables["OPTIONS"].replace("--overwrite", f"--resume {old_folder}")
     job = pbs.start("jobs/pbs/train.pbs", {**variables, "OPTIONS": options, "MESHARD_RESTARTS": "2"},
                     facts={"run_count": "3"}).wait()
-    expect("a rerun with --resume DIR: goes on, too", job.code == 0 and says_once(job, "resuming after step 20 "), job)
+    expect("a rerun with --resume DIR: goes on, too", job.code == 0 and says_once(job, "resuming after step 100 "), job)
     expect("its restarts are on top of those of earlier jobs", says_once(job, "job 1.pbs, restart 4:"), job)
 
 
