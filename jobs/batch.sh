@@ -30,7 +30,7 @@ read_site() {
   done
   [[ ${#problems[@]} == 0 ]] || refuse "${problems[@]}"
   for name in MESHARD_GPUS_PER_NODE MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES; do
-    [[ ${!name} =~ ^[0-9]+$ ]] || problems+=("$name is '${!name}', not a whole number (jobs/site.env)")
+    [[ ${!name} =~ ^(0|[1-9][0-9]{0,8})$ ]] || problems+=("$name is '${!name}', not a whole number (jobs/site.env)")
   done
   [[ $MESHARD_LAUNCHER == @(mpirun|srun) ]] ||
     problems+=("MESHARD_LAUNCHER is '$MESHARD_LAUNCHER', neither mpirun nor srun (jobs/site.env)")
