@@ -26,13 +26,6 @@ bool is_checkpoint(const std::filesystem::path& folder) {
   return posix_file_system().exists(folder / ".metadata");
 }
 
-/// Where there is no checkpoint, it was asked for wrongly: exit 2. One that cannot be read is damaged: 70.
-CheckpointReader open_checkpoint(const std::filesystem::path& folder) {
-  auto& files = posix_file_system();
-  if (auto why = why_no_checkpoint(files, folder); !why.empty()) throw ConfigError(why);
-  return {files, folder};
-}
-
 bool same_metrics(const CompareArguments& arguments) {
   try {
     auto a = read_run(arguments.a), b = read_run(arguments.b);
@@ -51,7 +44,7 @@ bool same_metrics(const CompareArguments& arguments) {
 std::map<std::int64_t, std::filesystem::path> checkpoints_of(const std::filesystem::path& folder) {
   auto& files = posix_file_system();
   if (is_checkpoint(folder)) {
-    auto reader = open_checkpoint(folder);
+    CheckpointReader reader(files, folder);
     auto& facts = reader.extra();
     return {{facts.is_object() ? facts.value("step", std::int64_t{0}) : 0, folder}};
   }
@@ -89,7 +82,7 @@ std::vector<ComparedCheckpoints> pairs_of(const CompareArguments& arguments) {
 bool same_checkpoints(const CompareArguments& arguments) {
   auto pairs = pairs_of(arguments);
   for (auto& pair : pairs) {
-    auto a = open_checkpoint(pair.a), b = open_checkpoint(pair.b);
+    CheckpointReader a(posix_file_system(), pair.a), b(posix_file_system(), pair.b);
     auto step_a = step_text(a), step_b = step_text(b);
     pair.step = step_a == step_b || step_b.empty() ? step_a : step_a.empty() ? step_b : step_a + " against " + step_b;
     pair.comparison = compare_checkpoints(a, b, {.rtol = arguments.options.rtol, .exact = arguments.options.exact});

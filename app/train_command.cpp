@@ -3,6 +3,7 @@
 #include "app/commands.h"
 #include "app/on_every_rank.h"
 #include "config/config.h"
+#include "config/run_path.h"
 #include "train/assemble.h"
 #include "train/run.h"
 #include "train/stop.h"
@@ -14,7 +15,7 @@ namespace {
 struct TrainArguments {
   std::string config;
   std::vector<std::string> overrides;
-  std::string run_dir;
+  std::optional<std::filesystem::path> run_dir;
   std::optional<int> expect_ranks;
   std::string resume = "none";
   RunOptions options;
@@ -27,6 +28,7 @@ int train(const TrainArguments& arguments) {
   options.expect_ranks = arguments.expect_ranks;
   return on_every_rank(options, [&](World& world) -> int {
     auto config = load_config(arguments.config, arguments.overrides, world.size());
+    if (arguments.run_dir) set_run_path(config.run, *arguments.run_dir);
     world.choose_backend(world_options(config));
     Log log(world.rank() == 0);
     auto outcome = run_training(world, config, arguments.options, log);
@@ -54,7 +56,7 @@ void add_train(CLI::App& app, Command& run) {
       ->add_option("--init-from", options.init_from,
                    "Take the first weights from a checkpoint; a checkpoint that --resume finds goes first")
       ->type_name("DIR");
-  command->add_option("--run-dir", options.run_dir, "Run folder; default run.dir/run.name")->type_name("DIR");
+  command->add_option("--run-dir", arguments->run_dir, "Run folder; default run.dir/run.name")->type_name("DIR");
   command->add_flag("--overwrite", options.overwrite, "Start anew in a used run folder");
   command->add_option("--expect-ranks", arguments->expect_ranks, "Refuse to run on another number of ranks")
       ->type_name("N");

@@ -53,23 +53,33 @@ set_binary() {
   MESHARD_SRUN_OPTIONS+=" ${wrapper[*]:1}"
 }
 
+# counted NUMBER THING: "1 rank", "2 ranks".
+counted() { if [[ $1 == 1 ]]; then echo "1 $2"; else echo "$1 $2s"; fi; }
+
+# takes_value OPTION: whether it is an option of `meshard train` whose value is the next word.
+takes_value() { [[ $1 == @(--set|--resume|--init-from|--run-dir|--expect-ranks) ]]; }
+
 # check_config CONFIG RANKS [TRAIN OPTION...]: what `train` would refuse is refused now. Sets run_folder,
 # config_minutes and config_threads (if it limits them), and sets to its --set options.
 check_config() {
   local config=$1 wanted=$2 text; shift 2
   sets=()
   while [[ $# -gt 0 ]]; do
+    # What train would take for a value: an option never is.
+    if takes_value "$1"; then [[ -n ${2-} && $2 != --* ]] || refuse "$1 needs a value (meshard train --help)"; fi
     case $1 in
-      --set) [[ $# -gt 1 ]] || refuse "--set needs KEY=VALUE"; sets+=(--set "$2"); shift ;;
+      --set) sets+=(--set "$2") ;;
       --set=*) sets+=("$1") ;;
-      --run-dir) run_folder=${2-}; shift ;;
+      --run-dir) run_folder=$2 ;;
       --run-dir=*) run_folder=${1#*=} ;;
     esac
-    shift || true
+    case $1 in --set= | --run-dir= | --resume= | --init-from= | --expect-ranks=) refuse "${1%=} needs a value" ;; esac
+    if takes_value "$1"; then shift; fi
+    shift
   done
   [[ -r $config ]] || refuse "there is no config $config in $PWD"
   text=$("${binary[@]}" plan "$config" --ranks "$wanted" "${sets[@]}") ||
-    refuse "$config does not fit $wanted ranks, see above: change it, or the number of nodes or ranks of a node"
+    refuse "$config does not fit $(counted "$wanted" rank), see above: change it, or the number of nodes or ranks of a node"
   [[ -n $run_folder ]] || run_folder=$(sed -n 's/^run folder  *//p' <<<"$text")
   config_minutes=$(sed -n 's/^time limit  *\([^ ]*\) min$/\1/p' <<<"$text")
   config_threads=$(sed -n 's/^threads  *\([0-9]*\) a rank$/\1/p' <<<"$text")
@@ -85,6 +95,11 @@ sweep_point() {
   [[ -n $name ]] || refuse "$1 has no point $2: its points are 0 to $(($(wc -l <"$1/points.txt") - 1))"
   # shellcheck disable=SC2034  # the scripts read it
   point=$1/$name
+}
+
+# ranks_of_point SWEEP NAME: as sweep.json says; nothing if it does not.
+ranks_of_point() {
+  grep -F -A1 "\"name\": \"$2\"," "$1/sweep.json" | sed -nE 's/^ *"ranks": ([0-9]+),?$/\1/p' | head -n 1
 }
 
 # seconds_of TIME: in the forms that Slurm takes, MINUTES, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS. Nothing for
@@ -260,7 +275,7 @@ stopped() {
 describe() {
   local gpus=(/dev/nvidia[0-9]*)
   [[ -e ${gpus[0]} ]] || gpus=()
-  say "job $job, restart $restarts: $ranks ranks x $threads cores on $nodes nodes: $hosts"
+  say "job $job, restart $restarts: $(counted "$ranks" rank) x $(counted "$threads" core) on $(counted "$nodes" node): $hosts"
   say "$(mpirun --version 2>/dev/null | head -n 1 || echo "no mpirun"); launcher: ${launcher[*]}"
   say "binding: $binding"
   say "$HOSTNAME: $(awk -F': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(nproc --all) CPUs," \
@@ -270,7 +285,7 @@ describe() {
 check_gpus() {
   local per_node=$(((ranks + nodes - 1) / nodes))
   ((MESHARD_GPUS_PER_NODE == 0 || per_node <= MESHARD_GPUS_PER_NODE)) ||
-    refuse "$per_node ranks a node, but MESHARD_GPUS_PER_NODE is $MESHARD_GPUS_PER_NODE (jobs/site.env): each needs a GPU"
+    refuse "$(counted "$per_node" rank) a node, but MESHARD_GPUS_PER_NODE is $MESHARD_GPUS_PER_NODE (jobs/site.env): each needs a GPU"
 }
 
 check_launcher() {

@@ -27,13 +27,14 @@ while [[ ${1-} == --* ]]; do
     --dry-run) dry_run=yes; shift; continue ;;
     --help) usage; exit 0 ;;
     --nodes | --ranks-per-node | --cores-per-rank)
-      [[ ${2-} =~ ^[1-9][0-9]*$ ]] || refuse "$1 needs a whole number above 0, not '${2-}'" ;;
+      # Six digits: products of them fit into bash's arithmetic.
+      [[ ${2-} =~ ^[1-9][0-9]{0,5}$ ]] || refuse "$1 needs a whole number from 1 to 999999, not '${2-}'" ;;
     --time)
       [[ -n $(seconds_of "${2-}") ]] ||
         refuse "--time needs HH:MM:SS, MINUTES, MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, not '${2-}'"
       [[ $system == slurm || $2 == *[:-]* ]] ||
         refuse "--time $2: minutes to Slurm, seconds to PBS; give HH:MM:SS" ;;
-    --array) ;;
+    --array) [[ -n ${2-} ]] || refuse "--array needs indices such as 0-11 or 0,3-5, not ''" ;;
     *) refuse "unknown option $1 (jobs/submit.sh --help)" ;;
   esac
   case $1 in
@@ -134,6 +135,19 @@ slurm_command() {
   command+=("$script" "$what" "$@")
 }
 
+# `meshard sweep` checked every point for these ranks, and shows them; other ones would be another run.
+check_sweep_ranks() {
+  local index wanted
+  [[ -r $what/sweep.json ]] || return 0   # points that were written by hand
+  for index in "${indices[@]}"; do
+    sweep_point "$what" "$index"
+    wanted=$(ranks_of_point "$what" "${point##*/}")
+    [[ -z $wanted || $wanted == "$ranks" ]] ||
+      refuse "point $index of $what is for $(counted "$wanted" rank) (sweep.json), not for $shape_nodes x $shape_ranks:" \
+        "give --nodes and --ranks-per-node that make $wanted, or make a sweep with --ranks $ranks"
+  done
+}
+
 clock() { printf '%02d:%02d:%02d\n' $(($1 / 3600)) $(($1 / 60 % 60)) $(($1 % 60)); }
 
 pbs_command() {
@@ -174,12 +188,13 @@ if [[ $system == pbs && $time != *[:-]* ]]; then seconds=$time; fi   # of the sc
   refuse "--time $time is no longer than MESHARD_STOP_BEFORE_S, $MESHARD_STOP_BEFORE_S s: nothing would be trained"
 # shellcheck disable=SC2034  # check_gpus reads it
 nodes=$shape_nodes ranks=$((shape_nodes * shape_ranks))
+[[ $kind == train ]] || check_sweep_ranks
 "check_$system"
 "${system}_command" "$@"
 check_gpus
 check_config "$config" "$ranks" "$@"
 
-say "$ranks ranks on $shape_nodes nodes, $shape_cores cores a rank, $time"
+say "$(counted "$ranks" rank) on $(counted "$shape_nodes" node), $(counted "$shape_cores" core) a rank, $time"
 printf ' %q' "${command[@]}"; echo
 [[ -z $dry_run ]] || exit 0
 answer=$("${command[@]}") ||

@@ -85,7 +85,7 @@ std::string why_no_checkpoint(FileSystem& files, const std::filesystem::path& fo
 
 CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path folder)
     : files_(files), folder_(std::move(folder)) {
-  if (auto why = why_no_checkpoint(files_, folder_); !why.empty()) throw IoError(why);
+  if (auto why = why_no_checkpoint(files_, folder_); !why.empty()) throw ConfigError(why);
   auto pickled = read_file(files_, folder_ / ".metadata");
   if (files_.exists(folder_ / "meshard.json")) read_extra(pickled);
   metadata_ = decode_metadata(pickled, (folder_ / ".metadata").string());

@@ -47,8 +47,8 @@ std::string why_no_checkpoint(FileSystem& files, const std::filesystem::path& fo
 /// An open checkpoint. Local, like everything here: ranks read on their own; whoever calls agrees on errors.
 class CheckpointReader {
  public:
-  /// Reads `.metadata` and, if it is there, meshard.json. IoError naming the file: missing (also: a `.partial` folder
-  /// is none), damaged, hostile, of a later format, facts that no run could have written (step -1), or chunks that do
+  /// Reads `.metadata` and, if it is there, meshard.json. ConfigError where there is no complete checkpoint (a
+  /// `.partial` folder is none): it was asked for wrongly. IoError naming the file: damaged, hostile, of a later format, facts that no run could have written (step -1), or chunks that do
   /// not tile their tensor exactly once (key and box).
   CheckpointReader(FileSystem& files, std::filesystem::path folder);
   ~CheckpointReader();

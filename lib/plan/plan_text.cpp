@@ -5,6 +5,7 @@
 #include <array>
 #include <set>
 
+#include "config/run_path.h"
 #include "plan/plan.h"
 
 namespace meshard {
@@ -89,7 +90,7 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
       human_count(plan.parameters),
       plan.active_parameters == plan.parameters ? "" : fmt::format(", {} active", human_count(plan.active_parameters)));
   // The batch scripts read these three.
-  text += fmt::format("run folder  {}/{}\n", plan.config.run.dir, plan.config.run.name);
+  text += fmt::format("run folder  {}\n", run_path(plan.config.run).string());
   if (auto minutes = plan.config.train.max_minutes) text += fmt::format("time limit  {} min\n", *minutes);
   if (int threads = plan.config.run.threads; threads > 0) text += fmt::format("threads     {} a rank\n", threads);
   if (ranks_per_node > 0) text += node_lines(mesh, ranks_per_node);

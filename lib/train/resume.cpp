@@ -355,6 +355,7 @@ void require_fit(FileSystem& files, const std::filesystem::path& source, const C
                  const DataRecord* data) {
   if (!is_hugging_face(files, source)) {
     auto folder = newest_of_a_run(files, source);
+    if (auto why = why_no_checkpoint(files, folder); !why.empty()) throw ConfigError(why);
     std::string problem;
     auto reader = open_with_data(files, folder, problem);
     if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));

@@ -13,6 +13,7 @@
 #include "base/whole_file.h"
 #include "checkpoint/file_system.h"
 #include "comm/together.h"
+#include "config/run_path.h"
 #include "plan/assemble.h"
 #include "plan/plan.h"
 #include "sharding/audit.h"
@@ -28,10 +29,6 @@
 namespace meshard {
 
 namespace {
-
-std::filesystem::path folder_of(const Config& config, const RunOptions& options) {
-  return options.run_dir.value_or(std::filesystem::path(config.run.dir) / config.run.name);
-}
 
 // Forward and backward cost three times the forward's 2 flops per weight and token; attention adds its two products
 // over the sequence (all of it, as is usual, though half is masked). The embedding is a look-up.
@@ -142,10 +139,10 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   }
   auto data = together(world, [&] { return world.rank() == 0 ? data_record(*corpus) : DataRecord{}; });
   together(world, [&] {
-    if (world.rank() == 0) check_sources(options, folder_of(config, options), config, data);
+    if (world.rank() == 0) check_sources(options, run_path(config.run), config, data);
   });
   auto resume = options.resume_from ? Resume::From : options.resume;
-  RunFolder folder(world, folder_of(config, options), resume, options.overwrite);
+  RunFolder folder(world, run_path(config.run), resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
   together(world, [&] {

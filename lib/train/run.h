@@ -18,8 +18,7 @@ struct RunOptions {
   std::optional<std::filesystem::path> resume_from;  ///< a checkpoint, or another run's folder
   std::optional<std::filesystem::path> init_from;    ///< weights only: a checkpoint or a Hugging Face folder
   bool overwrite = false;
-  bool progress = false;                         ///< a progress line instead of one line per logged step
-  std::optional<std::filesystem::path> run_dir;  ///< default: run.dir / run.name
+  bool progress = false;  ///< a progress line instead of one line per logged step
 };
 
 /// Local. Versions of Meshard and every library, and the backends built in; one a line.

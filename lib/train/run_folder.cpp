@@ -119,10 +119,12 @@ void RunFolder::prepare(Resume resume, bool overwrite) {
     for (auto& file : {metrics(), log(), config(), stop()}) fs::remove(file);
     for (auto& folder : {dump(), checkpoints()}) fs::remove_all(folder);
   } else if (used && resume != Resume::Auto && !goes_on_) {
+    bool saved = !CheckpointStore(posix_file_system(), checkpoints()).complete().empty();
     throw ConfigError(
-        fmt::format("the run folder {} holds an earlier run: choose another run.name or --run-dir, "
-                    "pass --resume auto to continue it, or --overwrite to start it anew",
-                    path_.string()));
+        fmt::format("the run folder {} holds an earlier run{}: choose another run.name or --run-dir, {}--overwrite to "
+                    "start it anew",
+                    path_.string(), saved ? "" : " without a checkpoint",
+                    saved ? "pass --resume auto to continue it, or " : "or pass "));
   }
   used_ = used && !anew;
   if (!job.id.empty() && (anew || same_chain(maker, job))) write_job(this->job(), job);

@@ -51,7 +51,7 @@ def a_job():
     job = pbs.start("jobs/pbs/train.pbs", train_variables(folder, 2), extra={"MESHARD_MPI_OPTIONS": ""},
                     facts={"Resource_List.place": "scatter:excl"}).wait()
     expect("exit code 0", job.code == 0, job)
-    for what, pattern in (("ranks, cores, nodes", r"job 1\.pbs, restart 0: 2 ranks x 1 cores on 2 nodes: node1 node2"),
+    for what, pattern in (("ranks, cores, nodes", r"job 1\.pbs, restart 0: 2 ranks x 1 core on 2 nodes: node1 node2"),
                           ("the binding", r"MCW rank 1 bound to"), ("the walltime", r"walltime 3600 s: train\.max_minutes"),
                           ("the map of ranks", r"\n  rank 0-1 "), ("the end", r"meshard: done: results lie in")):
         expect(f"it says once: {what}", says_once(job, pattern), job)

@@ -70,7 +70,7 @@ def over_two_nodes():
     site.write_text(original)
     expect("the partition of site.env", job.info("Partition") == "main", job)
     for what, pattern, count in (
-            ("ranks, cores, nodes", r"restart 0: 4 ranks x 1 cores on 2 nodes: node\[1-2\]", 1),
+            ("ranks, cores, nodes", r"restart 0: 4 ranks x 1 core on 2 nodes: node\[1-2\]", 1),
             ("the launcher's version and options", r"mpirun \(Open MPI\) [\d.]+; launcher: mpirun -n 4 ", 1),
             ("the node", r"node1: .* CPUs, .* GB, \d+ GPUs", 1),
             ("Meshard's and LibTorch's versions", r"\nmeshard +\d.*\nLibTorch +\d", 1),
@@ -255,7 +255,7 @@ def pbs_scripts():
     job = qsub()
     job.expect_ended("qsub", "COMPLETED")
     expect("qsub: two ranks on two nodes, a limit from the walltime",
-           "2 ranks x 1 cores on 2 nodes: node1 node2" in job.log and "walltime 300 s" in job.log, job)
+           "2 ranks x 1 core on 2 nodes: node1 node2" in job.log and "walltime 300 s" in job.log, job)
     config.write_text(config.read_text().replace("steps: 4", "steps: 20"))
     job = qsub()
     with Held(folder, 6, job.until):
@@ -326,7 +326,7 @@ def refused_before_submission():
     refused("config of other ranks", "parallel.dp_outer: 3 does not divide the 2 ranks", "does not fit 2 ranks",
             options=(*shape, TINY, "--set", "parallel.dp_outer=3"))
     refused("no such config", "there is no config no.yaml in ", options=(*shape, "no.yaml"))
-    refused("fewer GPUs than ranks", "1 ranks a node, but MESHARD_GPUS_PER_NODE is|2 ranks a node, but",
+    refused("fewer GPUs than ranks", "2 ranks a node, but",
             env={"MESHARD_GPUS_PER_NODE": "1"}, options=("--nodes", 1, "--ranks-per-node", 2, TINY))
     refused("a time that is none", "--time needs HH:MM:SS, .*, not '1-'", options=("--time", "1-", TINY))
     refused("a time that the margin eats up", "no longer than MESHARD_STOP_BEFORE_S",

@@ -386,6 +386,80 @@ def run_folder():
     expect("without --run-dir: run.dir/run.name", run.code == 0 and (parent / "a/metrics.jsonl").exists(), run)
     no_folder = config_with(("name: tiny", "name: a/b"))
     refused("a name with a slash", [r"run\.name: `a/b`"], no_folder)
+    for name in ("", "/"):
+        refused(f"--run-dir '{name}'", [rf"`{name}` is no name of a run folder; give --run-dir"], TINY, "--run-dir", name)
+
+    unsaved = scratch("unsaved")
+    training(unsaved, 1, values=SHORT)
+    run = training(unsaved, 1, values=SHORT)
+    expect("a used folder without a checkpoint: only --overwrite is proposed", run.code == 2 and "--overwrite" in run.err
+           and "without a checkpoint" in run.err and "--resume" not in run.err, run)
+    saving = {**SHORT, "checkpoint.interval": 1}
+    training(unsaved, 1, values=saving, options=("--overwrite",))
+    run = training(unsaved, 1, values=saving)
+    expect("with one: both are", run.code == 2 and "--resume auto" in run.err and "--overwrite" in run.err, run)
+
+
+@case
+def recorded_run_folder():
+    """Catches: a recorded config that names another folder than its own, where --overwrite empties another run."""
+    home = scratch("home")
+    home.mkdir()
+    config = home / "run.yaml"
+    config.write_text((SOURCE / TINY).read_text())
+    values = sets({**SHORT, "checkpoint.interval": 1})
+
+    def train(*words):
+        return meshard("train", *words, cwd=home)
+
+    first = train("run.yaml", *values)   # runs/tiny, which nothing below may touch
+    before = (home / "runs/tiny/metrics.jsonl").read_bytes()
+    for word, name in (("out/a", "out/a"), ("b", "./b"), ("c/", "./c"), (home / "d/x: #1", home / "d/x: #1")):
+        folder = home / name
+        run = train("run.yaml", *values, "--run-dir", word)
+        expect(f"--run-dir {word}: it is there", run.code == 0 and (folder / "metrics.jsonl").exists(), run)
+        plan = meshard("plan", folder / "config.yaml", "--ranks", 1, cwd=home)
+        expect(f"--run-dir {word}: plan of its config shows it", f"run folder  {name}\n" in plan.out, plan)
+        run = train(folder / "config.yaml", "--resume", "auto", "--set", "train.steps=3")
+        expect(f"--run-dir {word}: its config goes on there, and nothing but the steps has changed",
+               run.code == 0 and says_once(run, "resuming after step 2 ") and Metrics(folder).texts("step") == [1, 2, 3]
+               and "run.dir" not in run.out and "run.name" not in run.out, run)
+        run = train(folder / "config.yaml", "--overwrite")
+        expect(f"--run-dir {word}: its config starts anew there", run.code == 0 and len(Metrics(folder).headers) == 1, run)
+    (home / "out/a").rename(home / "moved")
+    run = train("moved/config.yaml", "--run-dir", "moved", "--resume", "auto", "--set", "train.steps=4")
+    expect("a moved folder goes on with --run-dir", run.code == 0 and says_once(run, "resuming after step 3 ")
+           and "run.dir" not in run.out and "run.name" not in run.out, run)
+    expect("the folder of run.dir/run.name is as it was",
+           first.code == 0 and (home / "runs/tiny/metrics.jsonl").read_bytes() == before, first)
+
+
+@case
+def no_checkpoint():
+    """Catches: commands that disagree on what a path is that is no checkpoint: asked for wrongly, exit code 2."""
+    run_folder, empty, file = scratch("run"), scratch("empty"), scratch("file")
+    training(run_folder, 1, values={**SHORT, "checkpoint.interval": 1})
+    good = sorted((run_folder / "checkpoints").iterdir())[-1]
+    empty.mkdir()
+    file.write_text("text")
+    partial = good.with_name("step-00000009.partial")
+    shutil.copytree(good, partial)
+    unfinished = scratch("unfinished")
+    shutil.copytree(good, unfinished)
+    (unfinished / ".metadata").unlink()
+    config = run_folder / "config.yaml"
+    for what, path in (("nothing", scratch("nothing")), ("an empty folder", empty), ("a file", file),
+                       ("a save that never ended", partial), ("one without its index", unfinished)):
+        for command in (("inspect", path), ("inspect", path, "--verify"), ("inspect", path, "--json"),
+                        ("eval", path), ("eval", path, "--config", config), ("export", path, "--out", scratch("hf")),
+                        ("export", path, "--out", scratch("hf"), "--config", config),
+                        ("compare", path, good, "--checkpoints"), ("compare", good, path, "--checkpoints"),
+                        ("train", config, "--run-dir", scratch("next"), "--resume", path),
+                        ("train", config, "--run-dir", scratch("next"), "--init-from", path)):
+            run = meshard(*command)
+            name = " ".join([str(command[0]), *(str(word) for word in command[1:] if str(word).startswith("--"))])
+            expect(f"{name} of {what}: exit code 2, once, with the path",
+                   run.code == 2 and says_once(run, re.escape(str(path))), run)
 
 
 main()

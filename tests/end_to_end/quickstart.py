@@ -77,8 +77,9 @@ def run_again(folder, metrics):
     run = Run(mpirun(4, [BINARY, "train", folder / "config.yaml", "--run-dir", again])).wait(400)
     expect("config.yaml runs as it is: exit code 0", run.code == 0, run)
     expect("with the same losses", Metrics(again).texts("loss") == metrics.texts("loss"), run)
-    expect("and the same resolved config",
-           (again / "config.yaml").read_text() == (folder / "config.yaml").read_text(), run)
+    old, new = ((place / "config.yaml").read_text().splitlines() for place in (folder, again))
+    changed = {line.split(":")[0].strip() for pair in zip(old, new) if pair[0] != pair[1] for line in pair}
+    expect("and the same resolved config, but for its folder", len(old) == len(new) and changed <= {"name", "dir"}, changed)
 
 
 EIGHTY = {"train.steps": 80, "lr_schedule.decay_steps": 380, "train.eval_interval": 80}
