@@ -163,6 +163,7 @@ std::vector<ConfigChange> config_changes(const Config& from, const Config& to) {
     auto a = row.write(from), b = row.write(to);
     if (a == b) continue;
     const auto& key = row.doc.key;
+    if (key == "run.name" || key == "run.dir") continue;  // where a run lies: its folder may have moved
     changes.push_back(
         {key, a.value_or("absent"), b.value_or("absent"), key.starts_with("model.") && !steers_training.contains(key)});
   }

@@ -229,7 +229,7 @@ struct ConfigChange {
   bool other_model = false;
 };
 
-/// Local. In the order of the file.
+/// Local. In the order of the file; where the run's folder is (run.dir, run.name) is none.
 std::vector<ConfigChange> config_changes(const Config& from, const Config& to);
 
 /// Local. What changes from the model of a Hugging Face config.json to that of `config`, as in config_changes(). What

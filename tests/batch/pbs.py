@@ -6,12 +6,10 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 import time
-from pathlib import Path
 
-from jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
-from pbs_jobs import SELECT, Pbs, train_variables
+from jobs import TINY, VALUES, Held, ranks_of, write_sweep
+from pbs_jobs import SELECT, pbs_of_a_clone, train_variables
 from harness import (SOURCE, Metrics, Run, case, expect, main, meshard, says_once, scratch, sets, steps_logged, training,
                      until)
 from saved import checkpoint, data_of, steps_saved
@@ -357,9 +355,6 @@ def only_what_the_manual_has():
     expect("every directive has the form of the manual", not unknown, unknown)
 
 
-as_root()
-with tempfile.TemporaryDirectory(prefix="meshard-pbs-") as place:
-    home = Path(place) / "clone"
-    clone(home)
-    pbs = Pbs(home, Path(place) / "tools")
+with pbs_of_a_clone() as pbs:
+    home = pbs.home
     main()

@@ -1,11 +1,14 @@
 """A PBS for the tests of the scripts: runs them as OpenPBS 23.06 runs a job, the body of the script with PBS_NODEFILE and
 PBS_* in its environment. qstat, qsub, qdel and pbsnodes are stand-ins."""
+import contextlib
 import json
 import os
 import re
 import shutil
+import tempfile
+from pathlib import Path
 
-from jobs import TINY, VALUES
+from jobs import TINY, VALUES, as_root, clone
 from harness import Run, scratch, sets
 
 SELECT = "2:ncpus=1:mpiprocs=1:ompthreads=1"
@@ -85,6 +88,14 @@ class Pbs:
             names = job["words"][job["words"].index("-v") + 1].split(",")
             jobs.append((job["words"], {name: job["environment"][name] for name in names}))
         return jobs
+
+
+@contextlib.contextmanager
+def pbs_of_a_clone():
+    """A PBS, and a clone to submit from; both are gone afterwards."""
+    as_root()
+    with tempfile.TemporaryDirectory(prefix="meshard-pbs-") as place:
+        yield Pbs(clone(Path(place) / "clone"), Path(place) / "tools")
 
 
 def train_variables(folder, steps, values=None):

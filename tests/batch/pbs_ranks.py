@@ -9,11 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
-from jobs import Held, as_root, clone, ranks_of
-from pbs_jobs import Pbs, train_variables
+from jobs import Held, ranks_of
+from pbs_jobs import pbs_of_a_clone, train_variables
 from harness import BINARY, case, expect, main, processes, read_bytes, says_once, scratch, steps_logged, until
 from saved import steps_saved
 
@@ -208,9 +206,6 @@ def killed():
         nothing_is_left("KILL to the script, a rank stopped", folder, job)
 
 
-as_root()
-with tempfile.TemporaryDirectory(prefix="meshard-pbs-") as place:
-    home = Path(place) / "clone"
-    clone(home)
-    pbs = Pbs(home, Path(place) / "tools")
+with pbs_of_a_clone() as pbs:
+    home = pbs.home
     main()
