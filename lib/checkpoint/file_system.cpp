@@ -213,7 +213,8 @@ class PosixFileSystem final : public FileSystem {
     std::vector<std::string> names;
     std::error_code error;
     fs::directory_iterator entry(folder, error);
-    if (error == std::errc::no_such_file_or_directory || error == std::errc::not_a_directory) return names;
+    if (error == std::errc::no_such_file_or_directory) return names;
+    if (error == std::errc::not_a_directory && !exists(folder)) return names;  // what should hold it is a file
     for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
       names.push_back(entry->path().filename().string());
     }

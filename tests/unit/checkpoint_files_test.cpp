@@ -170,6 +170,7 @@ BOOST_FIXTURE_TEST_CASE(folders_behave_as_documented, Folder) {
   write("a/1", "x");
   BOOST_TEST(files.list(path / "a") == (std::vector<std::string>{"1", "2", "b"}));
   BOOST_TEST(files.list(path / "none").empty());
+  BOOST_TEST(files.list(path / "a" / "1" / "none").empty());  // below a file
   BOOST_TEST(files.exists(path / "a" / "b"));
   BOOST_TEST(!files.exists(path / "none"));
   std::filesystem::create_symlink("nowhere", path / "b");

@@ -9,7 +9,7 @@ place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 cp -r "$source/jobs" "$place/jobs"
 mkdir "$place/build" "$place/bin"
-ln -s "$meshard" "$place/build/meshard"
+cp "$meshard" "$place/build/meshard"   # `meshard sweep` looks for the scripts beside itself
 ln -s "$source/configs" "$place/configs"
 for name in sbatch qsub; do printf '#!/bin/sh\necho "submitted: $*"\nexit 1\n' >"$place/bin/$name"; done
 printf '#!/bin/sh\necho "main*"\n' >"$place/bin/sinfo"
@@ -72,7 +72,7 @@ done
 
 # The sweep's folder is written before its points are submitted, which fails here.
 printf 'schema: 1\nbase: %s\ngrid: {run.seed: [1, 2]}\n' $tiny >sweep.yaml
-text=$("$meshard" sweep sweep.yaml --out sweep --ranks 2 --launcher slurm 2>&1)
+text=$(build/meshard sweep sweep.yaml --out sweep --ranks 2 --launcher slurm 2>&1)
 for system in slurm pbs; do
   accepted '2 ranks on 2 nodes' $system "${shape[@]}" --dry-run sweep
   for array in 1 0-1; do
