@@ -275,7 +275,8 @@ stopped() {
 describe() {
   local gpus=(/dev/nvidia[0-9]*)
   [[ -e ${gpus[0]} ]] || gpus=()
-  say "job $job, restart $restarts: $(counted "$ranks" rank) x $(counted "$threads" core) on $(counted "$nodes" node): $hosts"
+  say "job $job, restart $restarts: $(counted "$ranks" rank) x $(counted "$threads" core)" \
+    "on $(counted "$nodes" node): $hosts"
   say "$(mpirun --version 2>/dev/null | head -n 1 || echo "no mpirun"); launcher: ${launcher[*]}"
   say "binding: $binding"
   say "$HOSTNAME: $(awk -F': ' '/^model name/ {print $2; exit}' /proc/cpuinfo), $(nproc --all) CPUs," \
