@@ -42,12 +42,14 @@ class Importer {
   }
 
  private:
-  // Left out: as many key-value heads as heads, of hidden_size / heads each.
+  // Left out: as many key-value heads as heads, of hidden_size / heads each. Classes with experts take no null.
   void copy_heads(YamlNode& section) {
     const bool qwen = fields_.type() == "qwen3";
     const auto& shared = fields_["num_key_value_heads"];
-    if (!shared.is_null() || fields_.family().experts) {
-      put(section, "num_key_value_heads", shared);  // classes with experts take no null, and their default fits no file
+    if (fields_.family().experts) {
+      // as the table says
+    } else if (!shared.is_null()) {
+      put(section, "num_key_value_heads", shared);
     } else if (qwen && !fields_.has("num_key_value_heads")) {
       put(section, "num_key_value_heads", 32);
     }

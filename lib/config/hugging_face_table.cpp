@@ -37,7 +37,6 @@ Fields model_fields() {
       becomes("hidden_size"),
       becomes("num_hidden_layers"),
       becomes("num_attention_heads"),
-      honoured("num_key_value_heads"),
       honoured("head_dim"),
       becomes("intermediate_size"),
       becomes("rope_theta", 10000.0),
@@ -119,20 +118,22 @@ HuggingFaceFamily llama() {
   return {"llama",
           "LlamaForCausalLM",
           false,
-          {becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
+          {honoured("num_key_value_heads"), becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
            fixed("partial_rotary_factor", {1}, "partial_rotary_factor"),
            fixed("use_qk_norm", {false, nullptr}, "use_qk_norm"), fixed("mlp_bias", {false})}};
 }
 
 HuggingFaceFamily qwen3() {
-  return {"qwen3", "Qwen3ForCausalLM", false, qwen_fields()};
+  HuggingFaceFamily family{"qwen3", "Qwen3ForCausalLM", false, qwen_fields()};
+  add(family.fields, {honoured("num_key_value_heads")});
+  return family;
 }
 
 HuggingFaceFamily qwen3_moe() {
   HuggingFaceFamily family{"qwen3_moe", "Qwen3MoeForCausalLM", true, qwen_fields()};
   add(family.fields, expert_fields());
   add(family.fields,
-      {becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
+      {becomes("num_key_value_heads", 4), becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
        honoured("mlp_only_layers"), fixed("decoder_sparse_step", {1}),
        fixed("scoring_func", {"softmax", nullptr}, "moe.scoring_func"), fixed("topk_method", {"greedy", nullptr}),
        fixed("n_group", {1, nullptr}, "moe.n_group"), fixed("topk_group", {1, nullptr}, "moe.topk_group"),
@@ -145,7 +146,7 @@ HuggingFaceFamily qwen3_moe() {
 HuggingFaceFamily glm4_moe() {
   HuggingFaceFamily family{"glm4_moe", "Glm4MoeForCausalLM", true, expert_fields()};
   add(family.fields,
-      {becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
+      {becomes("num_key_value_heads", 8), becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
        becomes("use_qk_norm", false), fixed("mlp_bias", {false, nullptr}),
        fixed("scoring_func", {"sigmoid", nullptr}, "moe.scoring_func"), fixed("topk_method", {"noaux_tc", nullptr}),
        becomes("moe.n_routed_experts"), becomes("moe.first_k_dense_replace", 1), becomes("moe.n_group", 1),
