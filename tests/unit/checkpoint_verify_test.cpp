@@ -192,12 +192,9 @@ BOOST_AUTO_TEST_CASE(counts_of_steps_are_counts) {
   }
 }
 
-// Catches: a signed step that the optimizer has passed already, or that is far from what it has done and not said to
-// be; parameters that took different numbers of steps together. PyTorch's optimizers count each parameter's own.
+// Catches: a signed step that is far from what the optimizer has done and not said to be; parameters that took different
+// numbers of steps together. PyTorch's optimizers count each parameter's own.
 BOOST_AUTO_TEST_CASE(counts_of_steps_agree_with_the_signed_step) {
-  auto first = fmt::format("{} of ck/data: ", kStep);
-  BOOST_TEST(problem_of(saved(), {{"step", 2}}) ==
-             first + "meshard.json says step 2, but its optimizer has done 3 steps");
   BOOST_TEST(problem_of(saved(), {{"step", 3}}) == "");
   BOOST_TEST(problem_of(saved(), Json::object()) == "");
   auto apart = saved().tensor("optimizer.state.x.step", at::scalar_tensor(2));
