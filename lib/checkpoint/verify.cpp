@@ -209,8 +209,8 @@ std::string Verification::checked_text() const {
   }
   if (skipped > 0) {
     text += fmt::format(
-        "\nNOT done by its optimizer: {} of the steps that meshard.json counts; they were skipped (health.on_nonfinite), "
-        "or it counts wrongly",
+        "\nNOT done by its optimizer: {} of the steps that meshard.json counts; they were skipped "
+        "(health.on_nonfinite), or it counts wrongly",
         skipped);
   }
   if (opaque > 0) {

@@ -141,7 +141,8 @@ HuggingFaceFamily qwen3_moe() {
   add(family.fields, size_fields({151936, 2048, 6144, 24, 32}));
   add(family.fields, expert_fields());
   add(family.fields,
-      {becomes("num_key_value_heads", 4), becomes("moe.moe_intermediate_size", 768), becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
+      {becomes("num_key_value_heads", 4), becomes("moe.moe_intermediate_size", 768),
+       becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
        honoured("mlp_only_layers"), fixed("decoder_sparse_step", {1}),
        fixed("scoring_func", {"softmax", nullptr}, "moe.scoring_func"), fixed("topk_method", {"greedy", nullptr}),
        fixed("n_group", {1, nullptr}, "moe.n_group"), fixed("topk_group", {1, nullptr}, "moe.topk_group"),
@@ -155,7 +156,8 @@ HuggingFaceFamily glm4_moe() {
   HuggingFaceFamily family{"glm4_moe", "Glm4MoeForCausalLM", true, expert_fields()};
   add(family.fields, size_fields({151552, 4096, 10944, 46, 96}));
   add(family.fields,
-      {becomes("num_key_value_heads", 8), becomes("moe.moe_intermediate_size", 1408), becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
+      {becomes("num_key_value_heads", 8), becomes("moe.moe_intermediate_size", 1408),
+       becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
        becomes("use_qk_norm", false), fixed("mlp_bias", {false, nullptr}),
        fixed("scoring_func", {"sigmoid", nullptr}, "moe.scoring_func"), fixed("topk_method", {"noaux_tc", nullptr}),
        becomes("moe.n_routed_experts"), becomes("moe.first_k_dense_replace", 1), becomes("moe.n_group", 1),
