@@ -42,7 +42,7 @@ def settings(**more):
 
 
 def dense(**more):
-    return settings(**{f"model__{key}": value for key, value in MODEL.items()}, **more)
+    return settings(**{**{f"model__{key}": value for key, value in MODEL.items()}, **more})
 
 
 HSDP = {"parallel__strategy": "hsdp", "parallel__dp_outer": 2}
