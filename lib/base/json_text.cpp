@@ -35,6 +35,16 @@ struct JsonFault {
   throw IoError(fmt::format("{}: line {}, column {}: {}", name, line, column, fault.reason));
 }
 
+/// What the parser would pass over in silence: it takes a NUL for the end, and skips a byte order mark.
+std::optional<JsonFault> no_text(std::string_view text) {
+  if (text.starts_with("\xef\xbb\xbf")) {
+    return JsonFault{"a byte order mark (EF BB BF); expected UTF-8 without one", 0};
+  }
+  auto at = text.find('\0');
+  if (at == std::string_view::npos) return {};
+  return JsonFault{fmt::format("a NUL byte at offset {}; expected text in UTF-8 without any", at), at};
+}
+
 /// Depth and the length of strings, before anything is built of them. Of text that is no JSON it may say nothing.
 std::optional<JsonFault> beyond_limits(std::string_view text, const JsonLimits& limits) {
   int depth = 0;
@@ -198,7 +208,8 @@ Json parse(std::string_view text, const JsonLimits& limits, std::optional<JsonFa
     fault = JsonFault{fmt::format("{} bytes are more than the {} that it may have", text.size(), limits.text)};
     return {};
   }
-  fault = beyond_limits(text, limits);
+  fault = no_text(text);
+  if (!fault) fault = beyond_limits(text, limits);
   if (fault) return {};
   Builder<Json> builder(kMemoryPerByte * text.size() + kFreeMemory);
   try {

@@ -20,7 +20,7 @@ struct JsonLimits {
 
 /// Local. The value of a JSON text; `Json` is nlohmann::json, or ordered_json, which keeps the order of keys. Throws
 /// IoError beginning with `name`, with line and column where there is a place: no JSON (bytes that are no UTF-8 are
-/// none), a key twice in one object, beyond the limits, no memory.
+/// none, nor are a NUL byte and a byte order mark), a key twice in one object, beyond the limits, no memory.
 template <class Json>
 Json read_json(std::string_view text, const std::string& name, const JsonLimits& limits = {});
 

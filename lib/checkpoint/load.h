@@ -31,6 +31,7 @@ struct Verification {
   Amount summed;           ///< items whose data have the checksum that was written with them
   Amount unsummed;         ///< items without one: PyTorch was told to write none. No damage, and no proof either
   std::int64_t opaque = 0; ///< items outside model and optimizer whose class is Python's: no shape to compare
+  std::int64_t skipped = 0; ///< steps of meshard.json that the optimizer has not done
   bool by_meshard = true;  ///< checksums of meshard.json; else those of PyTorch's archives
 
   bool sound() const { return problems.empty(); }

@@ -11,7 +11,7 @@
 #include <variant>
 #include <vector>
 
-#include "checkpoint/box.h"
+#include "base/box.h"
 
 namespace meshard {
 

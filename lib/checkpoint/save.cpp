@@ -11,6 +11,7 @@
 #include "base/hash.h"
 #include "base/json_text.h"
 #include "checkpoint/crc32c.h"
+#include "checkpoint/tiling.h"
 #include "checkpoint/torch_archive.h"
 #include "comm/together.h"
 

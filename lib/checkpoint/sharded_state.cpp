@@ -26,27 +26,13 @@ std::vector<int> replicas_of(const ParamGroup& group, const Mesh& mesh) {
   return replicas;
 }
 
-Shape global_shape(const Slot& slot) {
-  auto shape = slot.shape;
-  if (slot.global_rows > 0) shape.front() = slot.global_rows;
-  if (slot.rows_per_item == 0) return shape;
-  return {shape[0] / slot.rows_per_item, slot.rows_per_item, shape[1]};
-}
-
-// `rows`: this rank's rows of the parameter, a view of flat memory.
-std::vector<Piece> pieces_of(const Slot& slot, std::int64_t first_row, const at::Tensor& rows) {
+// `held`: elements `elements` of this rank's tensor, in flat memory.
+std::vector<Piece> pieces_of(const TensorPart& part, const IndexRange& elements, const at::Tensor& held) {
   std::vector<Piece> pieces;
-  if (rows.size(0) == 0) return pieces;
-  if (slot.rows_per_item == 0) {
-    Box box{Shape(slot.shape.size(), 0), rows.sizes().vec()};
-    box.offsets.front() = first_row;
-    pieces.push_back({std::move(box), rows});
-    return pieces;
-  }
   std::int64_t taken = 0;
-  for (auto& box : boxes_of_rows(first_row, rows.size(0), slot.rows_per_item, slot.shape[1])) {
-    auto count = box.sizes[0] * box.sizes[1];
-    pieces.push_back({box, rows.narrow(0, taken, count).view(box.sizes)});
+  for (auto& box : part.boxes(elements)) {
+    auto count = box.numel();
+    pieces.push_back({box, held.narrow(0, taken, count).view(box.sizes)});
     taken += count;
   }
   return pieces;
@@ -56,22 +42,16 @@ std::vector<Piece> pieces_of(const Slot& slot, std::int64_t first_row, const at:
 
 std::vector<StateTensor> group_tensors(const ParamGroup& group, const Mesh& mesh, const at::Tensor& flat,
                                        const PathOf& path, bool every_name) {
-  auto& layout = group.plan().layout;
-  auto range = group.main_weights().range();
+  auto& main = group.main_weights();
   auto replicas = replicas_of(group, mesh);
   std::vector<StateTensor> tensors;
-  for (int i = 0; i < layout.count(); ++i) {
+  for (int i = 0; i < main.layout().count(); ++i) {
     auto& parameter = group.plan().parameters[i];
-    auto& slot = parameter.parameter.slot();
-    auto rows = layout.rows_in(i, range);
-    auto begin = rows.count() ? layout.offset(i) + rows.begin * layout.row_size(i) - range.begin : 0;
-    auto sizes = slot.shape;
-    sizes.front() = rows.count();
-    auto held = flat.narrow(0, begin, rows.count() * layout.row_size(i)).view(sizes);
-    auto pieces = pieces_of(slot, slot.first_row + rows.begin, held);
+    auto& part = parameter.parameter.slot().part;
+    auto pieces = pieces_of(part, main.elements(i), main.part_of(flat, i));
     for (auto& fqn : parameter.fqns) {
       auto names = path(fqn);
-      tensors.push_back({flat_key(names), names, flat.scalar_type(), global_shape(slot), pieces, replicas});
+      tensors.push_back({flat_key(names), names, flat.scalar_type(), part.whole_shape(), pieces, replicas});
       if (!every_name) break;
     }
   }

@@ -13,7 +13,7 @@ using PathOf = std::function<std::vector<PathElement>(const std::string& fqn)>;
 
 /// Local. The tensors of one group, as views of `flat`, which is laid out and placed like the group's main weights
 /// (they themselves, or a tensor of optimizer state): one per parameter, under its first FQN; with `every_name` a tied
-/// one under each of its FQNs. Stacked parameters (Slot::rows_per_item) are [items, rows_per_item, columns].
+/// one under each of its FQNs. Shapes and boxes are those of Slot::part.
 std::vector<StateTensor> group_tensors(const ParamGroup& group, const Mesh& mesh, const at::Tensor& flat,
                                        const PathOf& path, bool every_name);
 

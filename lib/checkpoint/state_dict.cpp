@@ -54,12 +54,9 @@ StateTensor replicated_tensor(std::vector<PathElement> path, const at::Tensor& v
   return tensor;
 }
 
-StateTensor sharded_tensor(std::vector<PathElement> path, const at::Tensor& values, Shape shape, std::int64_t first_row,
-                           int rank) {
-  StateTensor tensor{flat_key(path), std::move(path), values.scalar_type(), std::move(shape), {}, {rank}};
-  Box box{Shape(tensor.shape.size(), 0), values.sizes().vec()};
-  box.offsets.front() = first_row;
-  if (box.numel() > 0) tensor.pieces.push_back({std::move(box), values});
+StateTensor sharded_tensor(std::vector<PathElement> path, const at::Tensor& values, const TensorPart& part, int rank) {
+  StateTensor tensor{flat_key(path), std::move(path), values.scalar_type(), part.whole_shape(), {}, {rank}};
+  if (part.numel() > 0) tensor.pieces.push_back({part.box(), values});
   return tensor;
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "base/tensor_part.h"
 #include "checkpoint/metadata.h"
 #include "checkpoint/pickle.h"
 
@@ -44,10 +45,8 @@ struct StateDict {
 
 /// Local. A tensor that every rank holds whole (a buffer, a counter): `values` may be 0-d.
 StateTensor replicated_tensor(std::vector<PathElement> path, const at::Tensor& values, int world_size);
-/// Local. A tensor cut along dimension 0: this rank holds rows [first_row, first_row + values.size(0)) of `shape`, and
-/// nobody else does.
-StateTensor sharded_tensor(std::vector<PathElement> path, const at::Tensor& values, Shape shape, std::int64_t first_row,
-                           int rank);
+/// Local. A tensor of which this rank, and nobody else, holds `part`: `values`, of the box's sizes, contiguous.
+StateTensor sharded_tensor(std::vector<PathElement> path, const at::Tensor& values, const TensorPart& part, int rank);
 /// Local. "model.layers.0.weight" of ("model", "layers.0.weight").
 std::string flat_key(const std::vector<PathElement>& path);
 

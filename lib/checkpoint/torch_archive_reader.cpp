@@ -158,7 +158,11 @@ CheckedItem check_item(const ReadableFile& file, const ItemPlace& place, const s
   CheckedItem checked{0, archive.has_checksums()};
   for (auto& record : archive.records()) {
     checked.bytes += record.length;
-    if (checked.has_checksums) archive.check(record);
+    if (checked.has_checksums) {
+      archive.check(record);
+    } else {
+      archive.data_of(record);
+    }
   }
   return checked;
 }

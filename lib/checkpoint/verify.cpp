@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <optional>
 #include <set>
 #include <tuple>
 
@@ -54,15 +55,20 @@ bool is_loaded(const std::string& key) {
   return key.starts_with("model.") || key.starts_with("optimizer.");
 }
 
-/// A count of optimizer steps is a number that counting reaches.
-void check_count(const ReadableFile& file, const TensorItem& item, const std::string& what) {
-  if (!item.sizes.empty() || !converts(item.dtype, at::kFloat)) return;
+bool is_count(const std::string& key) {
+  return key.starts_with("optimizer.state.") && key.ends_with(".step");
+}
+
+/// A count of optimizer steps is a number that counting reaches. None: it is no number at all.
+std::optional<float> count_of(const ReadableFile& file, const TensorItem& item, const std::string& what) {
+  if (!item.sizes.empty() || !converts(item.dtype, at::kFloat)) return {};
   auto value = at::empty({}, at::kFloat);
   read_box(file, item, whole({}), value, what);
   auto count = value.item<float>();
   if (!(count >= 0.0f && std::isfinite(count) && count == std::floor(count))) {
     throw IoError(fmt::format("{}: it is {}: no count of steps", what, count));
   }
+  return count;
 }
 
 std::string what_of(const ListedItem& item, const std::filesystem::path& folder) {
@@ -156,13 +162,26 @@ class Verifier {
       return;
     }
     require_chunk(item, *listed.tensor, *listed.box, what);
-    bool counts = listed.key->starts_with("optimizer.state.") && listed.key->ends_with(".step");
-    if (counts) check_count(file, item, what);
+    if (!is_count(*listed.key)) return;
+    if (auto count = count_of(file, item, what)) compare_count(*count, what);
+  }
+
+  /// Meshard keeps one count for all parameters. Whether it is beyond the signed step is told once, by who loads.
+  void compare_count(float count, const std::string& what) {
+    if (!ours_ || !reader_.extra().contains("step")) return;
+    auto step = reader_.extra()["step"].get<std::int64_t>();
+    if (first_count_ && count != first_count_->first) {
+      throw IoError(fmt::format("{}: it is {}, but {} is {}; expected one count for all parameters", what, count,
+                                first_count_->second, first_count_->first));
+    }
+    if (!first_count_) first_count_ = {count, what};
+    found.skipped = step - static_cast<std::int64_t>(count);
   }
 
   const CheckpointReader& reader_;
   bool ours_;
   std::set<std::string> unreadable_;
+  std::optional<std::pair<float, std::string>> first_count_;  ///< of this share, and what it counts
 };
 
 std::string Verification::problems_text() const {
@@ -187,6 +206,12 @@ std::string Verification::checked_text() const {
         "\nNOT checked: the data of {} items of {} bytes: their archives have no CRC-32 (PyTorch was told to write "
         "none)",
         unsummed.items, unsummed.bytes);
+  }
+  if (skipped > 0) {
+    text += fmt::format(
+        "\nNOT done by its optimizer: {} of the steps that meshard.json counts; they were skipped "
+        "(health.on_nonfinite), or it counts wrongly",
+        skipped);
   }
   if (opaque > 0) {
     text += fmt::format("\nNOT checked: the shapes of {} items outside model and optimizer: they are no plain tensors",

@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <string_view>
+#include <tuple>
 
 #include "base/error.h"
 #include "checkpoint/crc32c.h"
@@ -17,6 +17,9 @@ constexpr std::int64_t kWindow = 4096;  // of an item's begin and of its end: al
 constexpr std::int64_t kLargestPickle = 256 << 20;
 constexpr std::int64_t kBlock = 1 << 20;  // stays in the cache between reading and summing
 constexpr std::int64_t kEndLength = 22, kLocatorLength = 20, kEnd64Length = 56, kEntryLength = 46, kHeaderLength = 30;
+constexpr std::int64_t kAll16 = 0xffff, kAll32 = 0xffffffff;
+constexpr std::uint16_t kSizesAfter = 0x0008, kKnownFlags = kSizesAfter | 0x0800;  // and names in UTF-8
+constexpr std::uint32_t kFolder = 0x10;  // an attribute by which PyTorch reads nothing
 
 template <typename T>
 T field(std::span<const std::byte> from, std::size_t at) {
@@ -80,6 +83,13 @@ std::int64_t ZipReader::data_of(const Record& record) {
   if (as_text(bytes(record.header + kHeaderLength, name_length)) != record.name) {
     not_an_archive("a record is not the one that its directory says");
   }
+  auto length = static_cast<std::uint32_t>(std::min(record.length, kAll32));
+  auto sums = std::tuple(field<std::uint32_t>(header, 14), field<std::uint32_t>(header, 18),
+                         field<std::uint32_t>(header, 22));
+  bool after = (record.flags & kSizesAfter) != 0 && sums == std::tuple(0u, 0u, 0u);
+  bool same = field<std::uint16_t>(header, 6) == record.flags && field<std::uint16_t>(header, 8) == 0 &&
+              (after || sums == std::tuple(record.crc, length, length));
+  if (!same) not_an_archive("a record and its directory do not say the same");
   if (begin > directory_ || record.length > directory_ - begin) not_an_archive("a record reaches into its directory");
   return begin;
 }
@@ -129,23 +139,39 @@ std::vector<std::byte> ZipReader::bytes(std::int64_t at, std::int64_t count) {
 }
 
 void ZipReader::read_directory() {
-  auto end = bytes(place_.length - kEndLength, kEndLength);
+  auto directory_end = place_.length - kEndLength;
+  auto end = bytes(directory_end, kEndLength);
   if (field<std::uint32_t>(end, 0) != 0x06054b50) not_an_archive("its end is missing");
   std::int64_t count = field<std::uint16_t>(end, 10), length = field<std::uint32_t>(end, 12);
   directory_ = field<std::uint32_t>(end, 16);
+  bool one_disk = field<std::uint32_t>(end, 4) == 0 && field<std::uint16_t>(end, 8) == count;
+  bool agree = field<std::uint16_t>(end, 20) == 0;  // no comment, as it ends here
   if (place_.length >= kEndLength + kLocatorLength) {
-    auto locator = bytes(place_.length - kEndLength - kLocatorLength, kLocatorLength);
+    auto locator = bytes(directory_end - kLocatorLength, kLocatorLength);
     if (field<std::uint32_t>(locator, 0) == 0x07064b50) {
-      auto end64 = bytes(length_at(locator, 8), kEnd64Length);
+      auto end64_at = length_at(locator, 8);
+      auto end64 = bytes(end64_at, kEnd64Length);
       if (field<std::uint32_t>(end64, 0) != 0x06064b50) not_an_archive("its ZIP64 end is missing");
+      auto narrow = {std::tuple(count, length_at(end64, 32), kAll16), {length, length_at(end64, 40), kAll32},
+                     {directory_, length_at(end64, 48), kAll32}};
+      for (auto [value, wide, full] : narrow) agree = agree && (value == full || value == wide);
+      agree = agree && field<std::int64_t>(end64, 4) == kEnd64Length - 12;
+      agree = agree && end64_at == directory_end - kLocatorLength - kEnd64Length;
+      directory_end = end64_at;
       count = length_at(end64, 32);
       length = length_at(end64, 40);
       directory_ = length_at(end64, 48);
+      one_disk = one_disk && field<std::uint32_t>(locator, 4) == 0 && field<std::uint32_t>(locator, 16) == 1 &&
+                 field<std::uint64_t>(end64, 16) == 0 && field<std::int64_t>(end64, 24) == count;
     }
   }
   auto directory = bytes(directory_, length);
   if (count > length / kEntryLength) not_an_archive("its directory is too short");
-  for (Bytes rest = directory; count > 0; --count) records_.push_back(next_record(rest));
+  if (!one_disk) not_an_archive("its end speaks of other disks");
+  if (!agree || directory_ + length != directory_end) not_an_archive("what its end says does not agree");
+  Bytes rest = directory;
+  for (; count > 0; --count) records_.push_back(next_record(rest));
+  if (!rest.empty()) not_an_archive("its directory is longer than its records");
   auto pickled = std::ranges::find_if(records_, [](auto& record) { return record.name.ends_with("data.pkl"); });
   if (pickled == records_.end()) not_an_archive("it has no data.pkl");
   prefix_ = pickled->name.substr(0, pickled->name.size() - std::strlen("data.pkl"));
@@ -158,12 +184,17 @@ ZipReader::Record ZipReader::next_record(Bytes& rest) const {
   std::size_t name_length = field<std::uint16_t>(rest, 28), extra_length = field<std::uint16_t>(rest, 30);
   auto whole = kEntryLength + name_length + extra_length + field<std::uint16_t>(rest, 32);
   if (rest.size() < whole) not_an_archive("its directory is damaged");
+  if (field<std::uint16_t>(rest, 32) != 0) not_an_archive("a record has a comment");
+  if (field<std::uint16_t>(rest, 34) != 0) not_an_archive("a record is on another disk");
+  if (field<std::uint32_t>(rest, 38) & kFolder) not_an_archive("a record is a folder");
   Record record;
   record.name = as_text(rest.subspan(kEntryLength, name_length));
-  if (field<std::uint16_t>(rest, 8) & 1) throw IoError(fmt::format("{}: its {} is encrypted", what_, record.name));
+  record.flags = field<std::uint16_t>(rest, 8);
+  if (record.flags & 1) throw IoError(fmt::format("{}: its {} is encrypted", what_, record.name));
   if (field<std::uint16_t>(rest, 10) != 0) {
     throw IoError(fmt::format("{}: its {} is compressed, which torch.save never does", what_, record.name));
   }
+  if (record.flags & ~kKnownFlags) not_an_archive("a record has flags that torch.save never sets");
   record.crc = field<std::uint32_t>(rest, 16);
   std::int64_t stored = field<std::uint32_t>(rest, 20);
   record.length = field<std::uint32_t>(rest, 24);
@@ -182,7 +213,7 @@ void ZipReader::widen(Bytes extra, std::initializer_list<std::int64_t*> fields) 
     auto wide = extra.subspan(4, length);
     if (field<std::uint16_t>(extra, 0) == 1) {
       for (auto* narrow : fields) {
-        if (*narrow != std::numeric_limits<std::uint32_t>::max()) continue;
+        if (*narrow != kAll32) continue;
         if (wide.size() < 8) not_an_archive("a ZIP64 field is too short");
         *narrow = length_at(wide, 0);
         wide = wide.subspan(8);

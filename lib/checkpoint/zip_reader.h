@@ -16,13 +16,14 @@ namespace meshard {
 class ZipReader {
  public:
   /// Local. Reads the directory. Throws IoError, beginning with `what`: the item is not in the file, not a zip as
-  /// torch.save writes it, compressed or encrypted. Keeps references to its arguments.
+  /// torch.save writes it (of one disk, without comments), compressed or encrypted. Keeps references to its arguments.
   ZipReader(const ReadableFile& file, const ItemPlace& place, const std::string& what);
 
   struct Record {
     std::string name;
     std::int64_t header = 0, length = 0;
     std::uint32_t crc = 0;
+    std::uint16_t flags = 0;
   };
 
   /// Local. By its name in the archive's one folder ("data/0"); null if there is none.
@@ -33,7 +34,8 @@ class ZipReader {
   bool has_checksums() const;
   /// Local. Reads the data of a record, block by block; IoError if they are not those of its checksum.
   void check(const Record& record);
-  /// Local. Where the data of a record begins, in the item; it lies in the item whole.
+  /// Local. Where the data of a record begins, in the item; it lies in the item whole, and the header before it says
+  /// what the directory says.
   std::int64_t data_of(const Record& record);
   /// Local. data.pkl, if `byteorder` is little or absent.
   std::vector<std::byte> pickled();

@@ -32,6 +32,10 @@ class Importer {
       copy_from(rope, section, "rope_theta");
       copy_from(rope, section, "partial_rotary_factor");
     }
+    if (fields_.family().experts && !fields_.has("n_routed_experts") && !fields_.has("num_experts") &&
+        !fields_.has("num_local_experts")) {
+      put(moe, "n_routed_experts", 128);
+    }
     if (fields_.family().experts && !fields_.glm()) {
       const auto* count = fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts";
       if (fields_.has(count)) put(moe, "n_routed_experts", fields_[count]);
@@ -42,12 +46,12 @@ class Importer {
   }
 
  private:
-  // Left out: as many key-value heads as heads, of hidden_size / heads each.
+  // Left out: as many key-value heads as heads, of hidden_size / heads each. Classes with experts take no null.
   void copy_heads(YamlNode& section) {
     const bool qwen = fields_.type() == "qwen3";
     const auto& shared = fields_["num_key_value_heads"];
-    if (!shared.is_null() || fields_.family().experts) {
-      put(section, "num_key_value_heads", shared);  // classes with experts take no null, and their default fits no file
+    if (!shared.is_null() && !fields_.family().experts) {
+      put(section, "num_key_value_heads", shared);
     } else if (qwen && !fields_.has("num_key_value_heads")) {
       put(section, "num_key_value_heads", 32);
     }

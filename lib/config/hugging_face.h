@@ -10,11 +10,10 @@
 namespace meshard {
 
 /// Local. The model section that `file` describes, as a map (with `moe` where it has experts), every value with the
-/// place `place`. Sizes that the file lacks are left out; other fields get the default of the model's class; a null
-/// where the class takes none, and a num_key_value_heads missing in a class with experts, become a null, which the key
-/// refuses. Nothing for a file that cannot be read (two equal keys included) or is of an unknown model_type. That, and
-/// every feature that Meshard or the class does not have, and every field that is not in hugging_face_table.h, goes
-/// into `report`, by name, as a problem of `key` ("model.from_hf"; empty: of no key).
+/// place `place`. Fields that the file lacks get the default of the model's class; a null where the class takes none
+/// becomes a null, which the key refuses. Nothing for a file that cannot be read (two equal keys included) or is of an
+/// unknown model_type. That, and every feature that Meshard or the class does not have, and every field that is not in
+/// hugging_face_table.h, goes into `report`, by name, as a problem of `key` ("model.from_hf"; empty: of no key).
 std::optional<YamlNode> read_hugging_face(const std::string& file, const std::string& key, const Place& place,
                                           Report& report);
 

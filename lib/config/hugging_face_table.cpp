@@ -33,13 +33,7 @@ Fields model_fields() {
       honoured("model_type"),
       honoured("architectures"),
       honoured("transformers_version"),  // which of two spellings of the rotary embedding holds
-      becomes("vocab_size"),
-      becomes("hidden_size"),
-      becomes("num_hidden_layers"),
-      becomes("num_attention_heads"),
-      honoured("num_key_value_heads"),
       honoured("head_dim"),
-      becomes("intermediate_size"),
       becomes("rope_theta", 10000.0),
       honoured("rope_scaling"),
       honoured("rope_parameters"),
@@ -67,6 +61,17 @@ Fields model_fields() {
   };
 }
 
+// What a class takes where its file has none. save_pretrained() writes them all.
+struct Sizes {
+  int vocabulary, hidden, intermediate, layers, heads;
+};
+
+Fields size_fields(const Sizes& sizes) {
+  return {becomes("vocab_size", sizes.vocabulary), becomes("hidden_size", sizes.hidden),
+          becomes("intermediate_size", sizes.intermediate), becomes("num_hidden_layers", sizes.layers),
+          becomes("num_attention_heads", sizes.heads)};
+}
+
 Fields harmless_fields() {
   Fields fields;
   for (const auto* name :
@@ -76,6 +81,7 @@ Fields harmless_fields() {
         "_attn_implementation", "_attn_implementation_autoset", "_attn_implementation_internal",
         "experts_implementation", "_experts_implementation_internal", "return_dict", "output_hidden_states",
         "output_attentions", "tie_last_hidden_states", "unsloth_fixed", "unsloth_version", "is_llama_config",
+        "transformers.js_config", "_flash_attn_2_enabled", "model_max_length", "max_sequence_length",
         // Tokens. That of padding gets no gradient in transformers; here it is a token like any other.
         "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id", "tokenizer_class",
         "prefix",
@@ -107,7 +113,6 @@ Fields expert_fields() {
   return {honoured("num_experts"),
           honoured("num_local_experts"),
           becomes("moe.num_experts_per_tok", 8),
-          becomes("moe.moe_intermediate_size"),
           fixed("moe_layer_freq", {1, nullptr}),
           fixed("kv_lora_rank", {nullptr}),
           fixed("q_lora_rank", {nullptr}),
@@ -116,23 +121,28 @@ Fields expert_fields() {
 }
 
 HuggingFaceFamily llama() {
-  return {"llama",
-          "LlamaForCausalLM",
-          false,
-          {becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
-           fixed("partial_rotary_factor", {1}, "partial_rotary_factor"),
-           fixed("use_qk_norm", {false, nullptr}, "use_qk_norm"), fixed("mlp_bias", {false})}};
+  HuggingFaceFamily family{"llama", "LlamaForCausalLM", false, size_fields({32000, 4096, 11008, 32, 32})};
+  add(family.fields,
+      {honoured("num_key_value_heads"), becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
+       fixed("partial_rotary_factor", {1}, "partial_rotary_factor"),
+       fixed("use_qk_norm", {false, nullptr}, "use_qk_norm"), fixed("mlp_bias", {false})});
+  return family;
 }
 
 HuggingFaceFamily qwen3() {
-  return {"qwen3", "Qwen3ForCausalLM", false, qwen_fields()};
+  HuggingFaceFamily family{"qwen3", "Qwen3ForCausalLM", false, qwen_fields()};
+  add(family.fields, size_fields({151936, 4096, 22016, 32, 32}));
+  add(family.fields, {honoured("num_key_value_heads")});
+  return family;
 }
 
 HuggingFaceFamily qwen3_moe() {
   HuggingFaceFamily family{"qwen3_moe", "Qwen3MoeForCausalLM", true, qwen_fields()};
+  add(family.fields, size_fields({151936, 2048, 6144, 24, 32}));
   add(family.fields, expert_fields());
   add(family.fields,
-      {becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
+      {becomes("num_key_value_heads", 4), becomes("moe.moe_intermediate_size", 768),
+       becomes("moe.norm_topk_prob", false), honoured("n_routed_experts"), honoured("first_k_dense_replace"),
        honoured("mlp_only_layers"), fixed("decoder_sparse_step", {1}),
        fixed("scoring_func", {"softmax", nullptr}, "moe.scoring_func"), fixed("topk_method", {"greedy", nullptr}),
        fixed("n_group", {1, nullptr}, "moe.n_group"), fixed("topk_group", {1, nullptr}, "moe.topk_group"),
@@ -144,8 +154,10 @@ HuggingFaceFamily qwen3_moe() {
 
 HuggingFaceFamily glm4_moe() {
   HuggingFaceFamily family{"glm4_moe", "Glm4MoeForCausalLM", true, expert_fields()};
+  add(family.fields, size_fields({151552, 4096, 10944, 46, 96}));
   add(family.fields,
-      {becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
+      {becomes("num_key_value_heads", 8), becomes("moe.moe_intermediate_size", 1408),
+       becomes("max_position_embeddings", 131072), becomes("rms_norm_eps", 1e-5), becomes("partial_rotary_factor", 0.5),
        becomes("use_qk_norm", false), fixed("mlp_bias", {false, nullptr}),
        fixed("scoring_func", {"sigmoid", nullptr}, "moe.scoring_func"), fixed("topk_method", {"noaux_tc", nullptr}),
        becomes("moe.n_routed_experts"), becomes("moe.first_k_dense_replace", 1), becomes("moe.n_group", 1),

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/box.h"
+#include "base/box.h"
 #include "hf/model.h"
 
 namespace meshard {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/box.h"
+#include "base/box.h"
 #include "checkpoint/file_system.h"
 
 namespace meshard {

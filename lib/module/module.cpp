@@ -30,10 +30,21 @@ at::Tensor Module::invoke(const at::Tensor& input, const std::function<at::Tenso
 
 Parameter Module::add_parameter(std::string name, Shape shape, const at::TensorOptions& options, Init init,
                                 bool decay) {
+  TensorPart all(shape);
+  return add_parameter(std::move(name), std::move(shape), std::move(all), options, init, decay);
+}
+
+Parameter Module::add_parameter(std::string name, Shape shape, TensorPart part, const at::TensorOptions& options,
+                                Init init, bool decay) {
+  if (part.numel() != numel_of(shape)) {
+    throw LogicError(fmt::format("parameter {} of shape {} is said to be {} of a tensor of shape {}", name, shape,
+                                 to_string(part.box()), part.whole_shape()));
+  }
   auto slot = std::make_shared<Slot>();
   slot->tensor = at::empty(shape, options.requires_grad(std::nullopt));
   slot->dtype = slot->tensor.scalar_type();
   slot->shape = std::move(shape);
+  slot->part = std::move(part);
   slot->init = init;
   slot->decay = decay;
   slot->tensor.set_requires_grad(true);

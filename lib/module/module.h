@@ -15,9 +15,9 @@
 #include <string_view>
 #include <vector>
 
-namespace meshard {
+#include "base/tensor_part.h"
 
-using Shape = std::vector<std::int64_t>;
+namespace meshard {
 
 /// The declared distribution of a parameter's first values (sharding.md section 6; the audit checks against it).
 struct Init {
@@ -38,12 +38,8 @@ struct GradSink {
 
 struct Slot {
   at::Tensor tensor;  ///< what a forward reads now; undefined while the unit is not gathered
-  Shape shape;        ///< of the full parameter
-  /// Under expert parallelism `shape` is this rank's part of a parameter that no rank holds whole: its rows begin here.
-  std::int64_t first_row = 0;
-  std::int64_t global_rows = 0;    ///< rows of all ranks together; 0: shape[0]
-  /// Files know a stacked matrix [items * rows_per_item, columns] as [items, rows_per_item, columns]; 0: as it is.
-  std::int64_t rows_per_item = 0;
+  Shape shape;        ///< of this rank's parameter, unsharded
+  TensorPart part;    ///< where it lies in the parameter of all ranks: all of it, or some experts, rows or columns
   at::ScalarType dtype = at::kFloat;
   bool requires_grad = true;
   Init init;
@@ -121,8 +117,12 @@ class Module {
   /// tensor.
   at::Tensor invoke(const at::Tensor& input, const std::function<at::Tensor(const at::Tensor&)>& body);
 
-  /// Local. Makes a slot with an uninitialised tensor of this shape on `options`' device (meta: no memory).
+  /// Local. Makes a slot with an uninitialised tensor of this shape on `options`' device (meta: no memory). It is the
+  /// whole parameter.
   Parameter add_parameter(std::string name, Shape shape, const at::TensorOptions& options, Init init, bool decay);
+  /// Local. The same for a parameter of which this rank has a part. LogicError unless it has as many elements.
+  Parameter add_parameter(std::string name, Shape shape, TensorPart part, const at::TensorOptions& options, Init init,
+                          bool decay);
   /// Local. Registers an existing slot under a second name: a tied weight.
   void add_parameter(std::string name, Parameter tied);
   /// Local. Registers a buffer that holds declared() (on meta: shape and dtype of it only). The returned handle stays

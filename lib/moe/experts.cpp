@@ -107,13 +107,10 @@ Experts::Experts(const MoeOptions& options, const ExpertParallel& parallel, cons
   const auto local = experts_per_rank(options, parallel);
   const auto hidden = options.hidden_size, width = options.moe_intermediate_size;
   const auto stacked = [&](const char* name, std::int64_t height, std::int64_t columns) {
-    auto parameter = add_parameter(name, {local * height, columns}, tensor_options,
-                                   Init::normal(options.initializer_range), /*decay=*/true);
-    auto& slot = parameter.slot();
-    slot.first_row = parallel.rank * local * height;
-    slot.global_rows = options.n_routed_experts * height;
-    slot.rows_per_item = height;
-    return parameter;
+    TensorPart part({options.n_routed_experts, height, columns},
+                    {{parallel.rank * local, 0, 0}, {local, height, columns}});
+    return add_parameter(name, {local * height, columns}, std::move(part), tensor_options,
+                         Init::normal(options.initializer_range), /*decay=*/true);
   };
   gate_up_proj_ = stacked("gate_up_proj", 2 * width, hidden);
   down_proj_ = stacked("down_proj", hidden, width);

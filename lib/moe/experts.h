@@ -13,8 +13,8 @@ class Experts : public Module {
  public:
   /// Local. Parameters, with local = n_routed_experts / parallel.size: "gate_up_proj" [local * 2F, hidden_size], per
   /// expert F rows of gate, then F rows of up; "down_proj" [local * hidden_size, F]; both ~ Normal(initializer_range),
-  /// both this rank's rows of the parameter of all experts (Slot::first_row). Flat matrices, so that sharding may cut
-  /// within an expert. The hooks of this module run: it is a unit of its own. ArgumentError if parallel.size does not
+  /// each one below the other, and this rank's part of [n_routed_experts, 2F, hidden_size] and of [n_routed_experts,
+  /// hidden_size, F]. The hooks of this module run: it is a unit of its own. ArgumentError if parallel.size does not
   /// divide the experts.
   Experts(const MoeOptions& options, const ExpertParallel& parallel, const at::TensorOptions& tensor_options);
 

@@ -18,10 +18,11 @@ Json tensors_json(const GroupPlan& group, bool layout) {
     Json tensor{
         {"fqn", group.parameters[i].fqn()}, {"shape", group.layout.shape(i)}, {"offset", group.layout.offset(i)}};
     if (layout) {
-      auto rows = Json::array();
-      for (int shard = 0; shard < group.layout.num_shards(); ++shard)
-        rows.push_back(group.layout.rows(i, shard).count());
-      tensor["rows_per_rank"] = std::move(rows);
+      auto elements = Json::array();
+      for (int shard = 0; shard < group.layout.num_shards(); ++shard) {
+        elements.push_back(group.layout.elements(i, shard).count());
+      }
+      tensor["elements_per_rank"] = std::move(elements);
     }
     tensors.push_back(std::move(tensor));
   }
@@ -34,7 +35,6 @@ Json units_json(const Plan& plan, bool layout) {
     auto groups = Json::array();
     for (auto& group : unit.groups) {
       groups.push_back({{"dtype", dtype_name(group.dtype)},
-                        {"chunk", group.layout.chunk()},
                         {"size", group.layout.size()},
                         {"padding", group.layout.padding()},
                         {"tensors", tensors_json(group, layout)}});

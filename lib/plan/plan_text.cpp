@@ -22,7 +22,7 @@ std::string scaled(double value, const std::array<const char*, 6>& units) {
 bool alike(const PlannedUnit& a, const PlannedUnit& b) {
   return std::ranges::equal(a.groups, b.groups, [](const GroupPlan& left, const GroupPlan& right) {
     return left.dtype == right.dtype && left.layout.size() == right.layout.size() &&
-           left.layout.chunk() == right.layout.chunk() && left.layout.padding() == right.layout.padding();
+           left.layout.padding() == right.layout.padding();
   });
 }
 
@@ -54,13 +54,13 @@ std::string node_lines(const MeshShape& mesh, int ranks_per_node) {
 
 std::string group_lines(const GroupPlan& group, bool layout) {
   auto& flat = group.layout;
-  auto text = fmt::format("    {}  size {}, chunk {}, padding {} ({:.1f} %)\n", dtype_name(group.dtype), flat.size(),
-                          flat.chunk(), flat.padding(), flat.size() ? 100.0 * flat.padding() / flat.size() : 0.0);
+  auto text = fmt::format("    {}  size {}, padding {} ({:.1f} %)\n", dtype_name(group.dtype), flat.size(),
+                          flat.padding(), flat.size() ? 100.0 * flat.padding() / flat.size() : 0.0);
   for (int i = 0; layout && i < flat.count(); ++i) {
-    std::vector<std::int64_t> rows;
-    for (int shard = 0; shard < flat.num_shards(); ++shard) rows.push_back(flat.rows(i, shard).count());
-    text += fmt::format("      {:<52} {:<16} offset {:<12} rows {}\n", group.parameters[i].fqn(),
-                        fmt::format("{}", flat.shape(i)), flat.offset(i), rows);
+    std::vector<std::int64_t> elements;
+    for (int shard = 0; shard < flat.num_shards(); ++shard) elements.push_back(flat.elements(i, shard).count());
+    text += fmt::format("      {:<52} {:<16} offset {:<12} elements {}\n", group.parameters[i].fqn(),
+                        fmt::format("{}", flat.shape(i)), flat.offset(i), elements);
   }
   return text;
 }

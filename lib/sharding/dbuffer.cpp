@@ -9,8 +9,8 @@
 
 namespace meshard {
 
-FlatRange held_range(std::int64_t size, const CommAxes& axes, const Placements& placements) {
-  FlatRange range{0, size};
+IndexRange held_range(std::int64_t size, const CommAxes& axes, const Placements& placements) {
+  IndexRange range{0, size};
   for (int a = static_cast<int>(axes.size()) - 1; a >= 0; --a) {
     if (placements[a] != Placement::Flat) continue;
     auto step = range.count() / axes[a]->size();
@@ -66,8 +66,7 @@ DBuffer DBuffer::distribute(std::span<const at::Tensor> tensors, CommAxes axes, 
   auto buffer = empty(layout, std::move(axes), std::move(placements), tensors[0].options().device(device));
   for (int i = 0; i < layout->count(); ++i) {
     if (tensors[i].is_meta()) continue;
-    auto rows = layout->rows_in(i, buffer.range_);
-    buffer.get_local(i).copy_(tensors[i].detach().narrow(0, rows.begin, rows.count()));
+    buffer.copy_from(tensors[i], i);
   }
   return buffer;
 }
@@ -158,13 +157,15 @@ DBuffer DBuffer::redistribute(Placements to, std::optional<DBuffer> out, const C
   return buffer;
 }
 
-at::Tensor DBuffer::get_local(int index) const {
-  auto rows = layout_->rows_in(index, range_);
-  auto row = layout_->row_size(index);
-  auto shape = layout_->shape(index);
-  shape[0] = rows.count();
-  auto begin = rows.count() ? layout_->offset(index) + rows.begin * row - range_.begin : 0;
-  return local_.narrow(0, begin, rows.count() * row).view(shape);
+at::Tensor DBuffer::part_of(const at::Tensor& flat, int index) const {
+  auto held = elements(index);
+  auto begin = held.count() ? layout_->offset(index) + held.begin - range_.begin : 0;
+  return flat.narrow(0, begin, held.count());
+}
+
+void DBuffer::copy_from(const at::Tensor& whole, int index) {
+  auto held = elements(index);
+  get_local(index).copy_(whole.detach().reshape({-1}).narrow(0, held.begin, held.count()));
 }
 
 void DBuffer::zero_gaps() {

@@ -21,7 +21,7 @@ using CommAxes = std::vector<Communicator*>;
 
 /// Local. The elements that a rank holds of a buffer of `size` elements under these placements: the Flat axes cut, last
 /// axis first, each evenly.
-FlatRange held_range(std::int64_t size, const CommAxes& axes, const Placements& placements);
+IndexRange held_range(std::int64_t size, const CommAxes& axes, const Placements& placements);
 
 class DBuffer {
  public:
@@ -55,8 +55,15 @@ class DBuffer {
   /// Collective over the axis that changes. The same, waited for.
   DBuffer redistribute(Placements to, std::optional<DBuffer> out = {}, const CallInfo& info = {}) const;
 
-  /// Local. The rows of tensor `index` that lie here, shape (k, rest...), a view; (0, rest...) if there are none.
-  at::Tensor get_local(int index) const;
+  /// Local. The elements of tensor `index` that lie here, 1-D, a view; of shape (0) if there are none.
+  at::Tensor get_local(int index) const { return part_of(local_, index); }
+  /// Local. The same of another tensor that is laid out as local() is.
+  at::Tensor part_of(const at::Tensor& flat, int index) const;
+  /// Local. Which elements of tensor `index`, flattened, lie here.
+  IndexRange elements(int index) const { return layout_->elements_in(index, range_); }
+
+  /// Local. Takes what lies here of tensor `index` from all of it.
+  void copy_from(const at::Tensor& whole, int index);
 
   /// Local. Sets padding to zero: it holds no values, and must be zero before anything reads the whole buffer.
   void zero_gaps();
@@ -71,7 +78,7 @@ class DBuffer {
   const LayoutPtr& layout_ptr() const { return layout_; }
   const CommAxes& axes() const { return axes_; }
   const Placements& placements() const { return placements_; }
-  FlatRange range() const { return range_; }
+  IndexRange range() const { return range_; }
   bool defined() const { return local_.defined(); }
 
  private:
@@ -85,7 +92,7 @@ class DBuffer {
   CommAxes axes_;
   Placements placements_;
   ReduceOp partial_ = ReduceOp::Average;
-  FlatRange range_;
+  IndexRange range_;
 };
 
 struct DBuffer::Started {

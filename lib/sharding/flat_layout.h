@@ -1,49 +1,32 @@
 #pragma once
 // Flat layout of one parameter group: where each tensor of the group lies in a one-dimensional buffer, and which of its
-// rows each shard owns. Pure arithmetic: no tensors, no communication, the same answer on every rank.
-// Algorithm: sharding.md section 2 (after Megatron-FSDP v2); goldens: tests/goldens/layout.json.
+// elements each shard owns. Packed: a shard may begin and end within a row, as optimizers work element by element and
+// checkpoints take any box. Pure arithmetic: no tensors, no communication, the same answer on every rank.
+// Goldens: tests/goldens/layout_packed.json.
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "base/box.h"
+
 namespace meshard {
-
-using Shape = std::vector<std::int64_t>;
-
-/// Rows [begin, end) of a tensor's dimension 0. Empty when begin == end.
-struct RowRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  std::int64_t count() const { return end - begin; }
-  bool operator==(const RowRange&) const = default;
-};
-
-/// Elements [begin, end) of a flat buffer.
-struct FlatRange {
-  std::int64_t begin = 0;
-  std::int64_t end = 0;
-
-  std::int64_t count() const { return end - begin; }
-  bool operator==(const FlatRange&) const = default;
-};
 
 class GlobalLayout {
  public:
-  /// Local. Places tensors of the given shapes, in order, for `num_shards` equal shards.
-  ///
-  /// Guarantees: every offset is a multiple of its tensor's row size; tensors do not overlap; `size()` is a multiple of
-  /// `chunk() * num_shards`, so no shard boundary ever cuts a row.
+  /// Every tensor and every shard begins at a multiple of so many elements: 128 bytes in bf16, what matrix products,
+  /// vector loads and bulk copies want.
+  static constexpr std::int64_t kAlignment = 64;
+
+  /// Local. Places tensors of the given shapes, in order, each at the next multiple of kAlignment, for `num_shards`
+  /// equal shards. Padding is below kAlignment * (tensors + num_shards) elements.
   ///
   /// Throws ShapeError for a 0-d tensor or a zero dimension other than dimension 0 (the message has the index and the
   /// shape), ArgumentError for num_shards < 1. An empty list is legal and has size 0.
   static GlobalLayout build(std::span<const Shape> shapes, int num_shards);
 
-  /// Elements of the whole buffer, padding included.
+  /// Elements of the whole buffer, padding included: a multiple of kAlignment * num_shards().
   std::int64_t size() const { return size_; }
-  /// Least common multiple of the row sizes.
-  std::int64_t chunk() const { return chunk_; }
   int num_shards() const { return num_shards_; }
   /// Elements that belong to no tensor.
   std::int64_t padding() const;
@@ -52,30 +35,26 @@ class GlobalLayout {
   const Shape& shape(int index) const { return tensors_[index].shape; }
   std::int64_t offset(int index) const { return tensors_[index].offset; }
   std::int64_t numel(int index) const { return tensors_[index].numel; }
-  /// Elements of one row: the product of the dimensions after the first.
-  std::int64_t row_size(int index) const { return tensors_[index].row; }
 
-  /// Local. Elements of shard `shard` of `num_shards()`: equal, contiguous, in order.
-  FlatRange shard(int shard) const;
+  /// Local. Elements of shard `shard` of `num_shards()`, in the buffer: equal, contiguous, in order.
+  IndexRange shard(int shard) const;
 
-  /// Local. The rows of tensor `index` that lie in `range`, whose ends must not cut a row (shard boundaries never do).
-  RowRange rows_in(int index, const FlatRange& range) const;
+  /// Local. The elements of tensor `index`, flattened, that lie in `range` of the buffer; {0, 0} if none does.
+  IndexRange elements_in(int index, const IndexRange& range) const;
 
-  /// Local. The rows of tensor `index` that shard `shard` owns; empty if it owns none.
-  RowRange rows(int index, int shard) const { return rows_in(index, this->shard(shard)); }
+  /// Local. The elements of tensor `index`, flattened, that shard `shard` owns.
+  IndexRange elements(int index, int shard) const { return elements_in(index, this->shard(shard)); }
 
   /// Local. The parts of `range` that belong to no tensor, ascending.
-  std::vector<FlatRange> gaps_in(const FlatRange& range) const;
+  std::vector<IndexRange> gaps_in(const IndexRange& range) const;
 
  private:
   struct Placed {
     Shape shape;
-    std::int64_t row = 1;
     std::int64_t numel = 0;
     std::int64_t offset = 0;
   };
   std::vector<Placed> tensors_;
-  std::int64_t chunk_ = 1;
   std::int64_t size_ = 0;
   int num_shards_ = 1;
 };

@@ -21,7 +21,7 @@ struct FlatShard {
   std::string name;            ///< ParamGroup::name(), unique in the model: "model.layers.0[fp32]"
   at::Tensor weight;           ///< main weights, 1-D
   at::Tensor grad;             ///< 1-D, same numel and dtype; undefined if nothing was accumulated
-  std::vector<DecayRun> runs;  ///< ascending; possibly empty (this rank owns no row)
+  std::vector<DecayRun> runs;  ///< ascending; possibly empty (this rank owns nothing of the group)
 };
 
 }  // namespace meshard

@@ -46,12 +46,8 @@ double sum_on_cpu(const T* values, std::int64_t count) {
 // Names, one a line, of the parameters whose part of `shard` (a flat tensor like the main weights) is not finite.
 std::string nonfinite_in(const ParamGroup& group, const at::Tensor& shard) {
   std::string names;
-  auto& layout = group.plan().layout;
-  auto range = group.main_weights().range();
-  for (int i = 0; i < layout.count(); ++i) {
-    auto rows = layout.rows_in(i, range);
-    auto begin = layout.offset(i) + rows.begin * layout.row_size(i) - range.begin;
-    auto part = shard.narrow(0, rows.count() ? begin : 0, rows.count() * layout.row_size(i));
+  for (int i = 0; i < group.plan().layout.count(); ++i) {
+    auto part = group.main_weights().part_of(shard, i);
     if (!at::isfinite(part).all().item<bool>()) names += group.plan().parameters[i].fqn() + "\n";
   }
   return names;

@@ -7,10 +7,15 @@ namespace meshard {
 namespace {
 
 template <class Bits>
-std::uint64_t hash_range(const at::Tensor& values, std::uint64_t fqn_hash, std::int64_t begin) {
+std::uint64_t hash_of(const OwnedRange& owned) {
+  auto values = owned.values.cpu();
   auto* bits = static_cast<const Bits*>(values.const_data_ptr());
+  auto fqn_hash = hash_text(owned.parameter.fqn());
   std::uint64_t sum = 0;
-  for (std::int64_t i = 0; i < values.numel(); ++i) sum += element_hash(fqn_hash, begin + i, bits[i]);
+  owned.parameter.parameter.slot().part.for_each_run(owned.elements, [&](const TensorPart::Run& run) {
+    auto* first = bits + (run.local - owned.elements.begin);
+    for (std::int64_t i = 0; i < run.count; ++i) sum += element_hash(fqn_hash, run.whole + i, first[i]);
+  });
   return sum;
 }
 
@@ -22,10 +27,7 @@ std::uint64_t model_hash(const ShardingContext& context) {
     for (auto& group : unit->groups()) {
       if (!group->counts_in_sums()) continue;
       group->for_each_owned([&](const OwnedRange& owned) {
-        auto values = owned.values.cpu();
-        auto name = hash_text(owned.parameter.fqn());
-        mine += values.element_size() == 4 ? hash_range<std::uint32_t>(values, name, owned.begin)
-                                           : hash_range<std::uint16_t>(values, name, owned.begin);
+        mine += owned.values.element_size() == 4 ? hash_of<std::uint32_t>(owned) : hash_of<std::uint16_t>(owned);
       });
     }
   }

@@ -61,9 +61,7 @@ void ParamGroup::copy_real_values(const std::vector<at::Tensor>& originals) {
   from_meta_ = std::ranges::any_of(originals, [](const at::Tensor& tensor) { return tensor.is_meta(); });
   for (auto* buffer : {&main_, &model_}) {
     for (int i = 0; i < layout_->count(); ++i) {
-      if (originals[i].is_meta()) continue;
-      auto rows = layout_->rows_in(i, buffer->range());
-      buffer->get_local(i).copy_(originals[i].detach().narrow(0, rows.begin, rows.count()));
+      if (!originals[i].is_meta()) buffer->copy_from(originals[i], i);
     }
   }
 }
@@ -75,7 +73,7 @@ void ParamGroup::make_leaves() {
   for (int i = 0; i < layout_->count(); ++i) {
     // variable_data: a version counter of its own, so that a refill of the flat storage between forward and backward is
     // not taken for a change of the saved weight.
-    auto leaf = full_.get_local(i).variable_data();
+    auto leaf = full_.get_local(i).view(layout_->shape(i)).variable_data();
     leaf.set_requires_grad(plan_.requires_grad);
     leaves_.push_back(std::move(leaf));
   }
@@ -141,8 +139,9 @@ void ParamGroup::open_sinks() {
     partial_ = pending_;
   }
   auto flat = as_buffer(partial_, all_replicated(axes_.size()));
-  for (std::size_t i = 0; i < leaves_.size(); ++i) {
-    plan_.parameters[i].parameter.slot().sink = {flat.get_local(static_cast<int>(i)), !grads_shard_ && pending_filled_};
+  for (int i = 0; i < layout_->count(); ++i) {
+    plan_.parameters[i].parameter.slot().sink = {flat.get_local(i).view(layout_->shape(i)),
+                                                 !grads_shard_ && pending_filled_};
   }
 }
 
@@ -239,33 +238,25 @@ void ParamGroup::refresh() {
 
 void ParamGroup::for_each_owned(const std::function<void(const OwnedRange&)>& visit) {
   for (int i = 0; i < layout_->count(); ++i) {
-    auto rows = layout_->rows_in(i, main_.range());
-    if (rows.count() == 0) continue;
-    auto first_row = plan_.parameters[i].parameter.slot().first_row + rows.begin;
-    visit({plan_.parameters[i], first_row * layout_->row_size(i), main_.get_local(i).view({-1})});
+    auto held = main_.elements(i);
+    if (held.count() > 0) visit({plan_.parameters[i], held, main_.get_local(i)});
   }
 }
 
 FlatShard ParamGroup::flat_shard() const {
   FlatShard shard{name_, main_.local(), final_grad(), {}};
   for (int i = 0; i < layout_->count(); ++i) {
-    auto rows = layout_->rows_in(i, main_.range());
-    if (rows.count() == 0) continue;
-    auto begin = layout_->offset(i) + rows.begin * layout_->row_size(i) - main_.range().begin;
-    shard.runs.push_back(
-        {begin, begin + rows.count() * layout_->row_size(i), plan_.parameters[i].parameter.slot().decay});
-  }
-  std::ranges::sort(shard.runs, {}, &DecayRun::begin);
-  std::vector<DecayRun> merged;
-  for (auto& run : shard.runs) {
-    bool joins = !merged.empty() && merged.back().decay == run.decay && merged.back().end == run.begin;
+    auto held = main_.elements(i);
+    if (held.count() == 0) continue;
+    auto begin = layout_->offset(i) + held.begin - main_.range().begin;
+    auto decay = plan_.parameters[i].parameter.slot().decay;
+    bool joins = !shard.runs.empty() && shard.runs.back().decay == decay && shard.runs.back().end == begin;
     if (joins) {
-      merged.back().end = run.end;
+      shard.runs.back().end = begin + held.count();
     } else {
-      merged.push_back(run);
+      shard.runs.push_back({begin, begin + held.count(), decay});
     }
   }
-  shard.runs = std::move(merged);
   return shard;
 }
 

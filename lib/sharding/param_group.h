@@ -24,8 +24,8 @@ struct Precision {
 /// A parameter's elements that this rank holds of the main weights.
 struct OwnedRange {
   const GroupParameter& parameter;
-  std::int64_t begin;  ///< first element, as an index into the flattened parameter of all ranks (Slot::first_row)
-  at::Tensor values;   ///< 1-D view into the main weights
+  IndexRange elements;  ///< of this rank's tensor, flattened; Slot::part knows where they lie in the whole one
+  at::Tensor values;    ///< 1-D view into the main weights
 };
 
 class ParamGroup {

@@ -129,7 +129,10 @@ std::optional<DataRecord> data_record_of(const CheckpointReader& reader) {
       auto& entry = data.files.emplace_back(printable(row.at("name").get<std::string>()),
                                             row.at("bytes").get<std::int64_t>(), row.at("tokens").get<std::int64_t>());
       auto digits = row.at("fingerprint").get<std::string>();
-      std::from_chars(digits.data(), digits.data() + digits.size(), entry.fingerprint, 16);
+      auto end = digits.data() + digits.size();
+      bool sound = digits.size() == 16 && digits.find_first_not_of("0123456789abcdef") == std::string::npos &&
+                   std::from_chars(digits.data(), end, entry.fingerprint, 16).ptr == end;
+      if (!sound) throw damaged(fmt::format("the fingerprint `{:.20}`; expected 16 hex digits", digits));
     }
     bool counts = data.training_samples >= 0 && data.held_out_samples >= 0 &&
                   std::ranges::all_of(data.files, [](auto& entry) { return entry.bytes >= 0 && entry.tokens >= 0; });

@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty_like.h>
 
-#include <algorithm>
-
 #include "base/hash.h"
 #include "nn/init.h"
 #include "sharding/unit_plan.h"
@@ -12,10 +10,15 @@ namespace meshard {
 
 namespace {
 
-// Values are made on the host, where log and cos are the same for everyone, and then copied.
-void fill(at::Tensor values, const Init& init, std::uint64_t seed, const std::string& fqn, std::int64_t begin) {
+// Values are made on the host, where log and cos are the same for everyone, and then copied. `values`: elements
+// `elements` of the slot's tensor.
+void fill(const Slot& slot, at::Tensor values, const IndexRange& elements, std::uint64_t seed, const std::string& fqn) {
   auto host = values.is_cpu() ? values : at::empty_like(values, values.options().device(at::kCPU));
-  fill_initial(host, init, seed, hash_text(fqn), begin);
+  auto fqn_hash = hash_text(fqn);
+  slot.part.for_each_run(elements, [&](const TensorPart::Run& run) {
+    auto part = host.narrow(0, run.local - elements.begin, run.count);
+    fill_initial(part, slot.init, seed, fqn_hash, run.whole);
+  });
   if (!host.is_same(values)) values.copy_(host);
 }
 
@@ -23,7 +26,7 @@ void fill(at::Tensor values, const Init& init, std::uint64_t seed, const std::st
 
 void initialise_sharded(ShardingContext& context, std::uint64_t seed) {
   context.for_each_owned([&](const OwnedRange& owned) {
-    fill(owned.values, owned.parameter.parameter.slot().init, seed, owned.parameter.fqn(), owned.begin);
+    fill(owned.parameter.parameter.slot(), owned.values, owned.elements, seed, owned.parameter.fqn());
   });
   context.refresh_weights();
 }
@@ -32,9 +35,8 @@ void initialise_whole(Module& model, std::uint64_t seed) {
   ModuleNames names(model);
   for (auto& [fqn, parameter] : names.parameters()) {
     if (fqn != names.of(parameter).front()) continue;  // tied: done under its first name
-    auto& slot = parameter.slot();
-    auto row = slot.tensor.numel() / std::max<std::int64_t>(slot.shape.front(), 1);
-    fill(parameter.tensor().detach().view({-1}), slot.init, seed, fqn, slot.first_row * row);
+    auto values = parameter.tensor().detach().view({-1});
+    fill(parameter.slot(), values, {0, values.numel()}, seed, fqn);
   }
 }
 

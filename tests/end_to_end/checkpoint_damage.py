@@ -223,7 +223,10 @@ def facts_that_cannot_be():
                         ({"data": 7}, "its record of the data"),
                         ({"data": {"training_samples": -1, "held_out_samples": 0, "files": []}}, "a negative count"),
                         ({"data": {"training_samples": 1, "held_out_samples": 0, "files": [{"name": 3}]}},
-                         "its record of the data")):
+                         "its record of the data"),
+                        ({"data": {"training_samples": 1, "held_out_samples": 0,
+                                   "files": [{"name": "a", "bytes": 1, "tokens": 1, "fingerprint": "0x12"}]}},
+                         "the fingerprint `0x12`; expected 16 hex digits")):
         bad = scratch("bad")
         shutil.copytree(checkpoint(folder, 2), bad)
         with_fact(bad, **facts)

@@ -17,14 +17,14 @@ STRATEGIES = ("ddp", "zero1", "zero2", "fsdp", "hsdp", "hfsdp")
 @case
 def goldens():
     """Catches: a reference that is itself wrong. The goldens come from another implementation."""
-    cases = json.loads((SOURCE / "tests/goldens/layout.json").read_text())["cases"]
+    cases = json.loads((SOURCE / "tests/goldens/layout_packed.json").read_text())["cases"]
     wrong = []
     for golden in cases:
-        layout = Layout(golden["shapes"], golden["dp_size"])
-        rows = [list(shard) for shard in zip(*(layout.rows_of(i) for i in range(len(golden["shapes"]))))]
-        if (layout.chunk, layout.offsets, layout.size, rows) != tuple(
-                golden[key] for key in ("chunk", "offsets", "size", "rows_per_rank")):
-            wrong.append(f"{golden['name']} on {golden['dp_size']}: {layout.offsets} size {layout.size}")
+        layout = Layout(golden["shapes"], golden["num_shards"])
+        elements = [layout.elements_of(i) for i in range(len(golden["shapes"]))]
+        if (layout.offsets, layout.size, elements) != tuple(
+                golden[key] for key in ("offsets", "size", "elements_per_shard")):
+            wrong.append(f"{golden['name']} in {golden['num_shards']} shards: {layout.offsets} size {layout.size}")
     expect(f"the reference gives all {len(cases)} goldens", cases and not wrong, "\n".join(wrong))
 
 
@@ -35,8 +35,8 @@ def planned(config, ranks, **values):
     return json.loads(run.out), run
 
 
-def differences(plan, model, ranks, dtype_bytes, ep=1, rows=True):
-    """What of the units, groups and rows is unlike the reference."""
+def differences(plan, model, ranks, dtype_bytes, ep=1, elements=True):
+    """What of the units, groups and elements is unlike the reference."""
     found, padding = [], 0
     units = unit_layouts(model, ranks, ep)
     if [unit["name"] for unit in plan["units"]] != [name for name, *_ in units]:
@@ -47,9 +47,9 @@ def differences(plan, model, ranks, dtype_bytes, ep=1, rows=True):
             continue
         padding += layout.padding() * dtype_bytes * (ep if mesh == "expert" else 1)
         expected = [{"fqn": fqn, "shape": shape, "offset": layout.offsets[i]} for i, (fqn, shape) in enumerate(tensors)]
-        for i, tensor in enumerate(expected if rows else ()):
-            tensor["rows_per_rank"] = layout.rows_of(i)
-        for key, value in (("chunk", layout.chunk), ("size", layout.size), ("padding", layout.padding()),
+        for i, tensor in enumerate(expected if elements else ()):
+            tensor["elements_per_rank"] = layout.elements_of(i)
+        for key, value in (("size", layout.size), ("padding", layout.padding()),
                            ("tensors", expected)):
             if unit["groups"][0][key] != value:
                 found.append(f"{name}.{key}: {unit['groups'][0][key]}, expected {value}")
@@ -69,7 +69,7 @@ def check_layouts(config, micro_batch, dtype_bytes):
         if plan is None:
             continue
         found = differences(plan, model, ranks, dtype_bytes)
-        expect(f"{config} on {ranks} ranks: units, layout, rows and parameters as the reference's", not found,
+        expect(f"{config} on {ranks} ranks: units, layout, elements and parameters as the reference's", not found,
                "\n".join(found[:5]))
         head = (plan["ranks"], plan["mesh"]["dp_outer"], plan["mesh"]["dp_shard"], plan["mesh"]["expert_dp"],
                 plan["mesh"]["expert"], plan["strategy"], plan["accumulation_steps"])
@@ -89,7 +89,7 @@ def traffic_differences(plan, expected):
 
 @case
 def quickstart_layouts():
-    """Catches: an offset, a size or a row count that the runtime would not agree on with another implementation."""
+    """Catches: an offset, a size or a count that the runtime would not agree on with another implementation."""
     check_layouts("configs/quickstart.yaml", 8, 4)
 
 
@@ -117,7 +117,7 @@ def expert_layouts():
                 continue
             name = f"{strategy} on {ranks} ranks, expert {ep}"
             found = differences(plan, model, ranks, 4, ep)
-            expect(f"{name}: units, layout, rows and parameters as the reference's", not found, "\n".join(found[:5]))
+            expect(f"{name}: units, layout, elements and parameters as the reference's", not found, "\n".join(found[:5]))
             mesh = {"dp_outer": outer, "dp_shard": ranks // outer, "expert_dp": ranks // ep, "expert": ep}
             expect(f"{name}: mesh", plan["mesh"] == mesh, plan["mesh"])
             found = traffic_differences(plan, merged(
@@ -140,7 +140,7 @@ def big_models():
         plan, model = json.loads(run.out), model_of(path)
         expect(f"{name}: {total:,} parameters", plan["parameters"]["total"] == total, plan["parameters"])
         mesh = plan["mesh"]
-        found = differences(plan, model, plan["ranks"], 2, mesh["expert"], rows=False)
+        found = differences(plan, model, plan["ranks"], 2, mesh["expert"], elements=False)
         expect(f"{name}: units, layout and parameters as the reference's", not found, "\n".join(found[:5]))
         sent = step_traffic(buffers(model, plan["ranks"], mesh["expert"]), plan["strategy"], mesh["dp_outer"],
                             mesh["dp_shard"], plan["accumulation_steps"], 2, 2, mesh["expert"])
@@ -168,11 +168,11 @@ def json_format():
            rows and all(set(row) == {"op", "axis", "count", "bytes", "estimate"} for row in rows), run)
     unit = plan["units"][0]
     expect("units too", set(unit) == {"name", "mesh", "groups"} and unit["mesh"] == "dense"
-           and set(unit["groups"][0]) == {"dtype", "chunk", "size", "padding", "tensors"}
+           and set(unit["groups"][0]) == {"dtype", "size", "padding", "tensors"}
            and unit["groups"][0]["dtype"] == "fp32", run)
     short = meshard("plan", "configs/quickstart.yaml", "--ranks", 4, "--json")
     tensors = json.loads(short.out)["units"][0]["groups"][0]["tensors"]
-    expect("without --layout there are no rows", all(set(t) == {"fqn", "shape", "offset"} for t in tensors), short)
+    expect("without --layout there are no elements", all(set(t) == {"fqn", "shape", "offset"} for t in tensors), short)
     expect("one object, no other output", short.out.strip().startswith("{") and short.err == "", short)
 
 
@@ -204,7 +204,7 @@ def cheap(run, limit_mb):
 
 @case
 def llama_70b_on_1024():
-    """Catches: a plan that holds weights, or rows of every rank that nobody asked for."""
+    """Catches: a plan that holds weights, or elements of every rank that nobody asked for."""
     cheap(meshard("plan", "configs/llama3_70b.yaml", "--ranks", 1024), 200)
     for ranks in (2048, 65536):
         run = meshard("plan", "configs/llama3_70b.yaml", "--ranks", ranks, "--json", "--set",

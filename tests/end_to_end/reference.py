@@ -5,70 +5,30 @@ import math
 import re
 
 
-def row_size(shape):
-    return math.prod(shape[1:])
-
-
 def align(position, unit):
     return -(-position // unit) * unit
 
 
 class Layout:
-    """Offsets of the tensors of a group in its flat buffer, and the rows that each shard owns."""
+    """Offsets of the tensors of a group in its flat buffer, and the elements of each that each shard owns."""
 
     def __init__(self, shapes, shards):
         self.shapes, self.shards = shapes, shards
-        self.chunk = math.lcm(*(row_size(shape) for shape in shapes)) if shapes else 1
         self.numel = [math.prod(shape) for shape in shapes]
-        self.offsets = [None] * len(shapes)
-        self.fragments = sorted((i for i, n in enumerate(self.numel) if n < self.chunk), key=lambda i: -self.numel[i])
-        end = self._place_regulars([i for i, n in enumerate(self.numel) if n >= self.chunk])
-        for i in self.fragments:
-            self.offsets[i] = align(end, row_size(shapes[i]))
-            end = self.offsets[i] + self.numel[i]
-        self.size = align(end, self.chunk * shards)
-
-    def _place_regulars(self, waiting):
-        end = 0
-        while waiting:
-            first = waiting.pop(0)
-            self.offsets[first] = end
-            inside = end + self.numel[first]
-            rest = self.numel[first] % self.chunk
-            gap_end = end = align(inside, self.chunk)
-            if rest == 0:
-                continue
-            for i in waiting:
-                other = self.numel[i] % self.chunk
-                if other and rest + other <= self.chunk:
-                    self.offsets[i] = gap_end - other
-                    end = gap_end + self.numel[i] - other
-                    gap_end -= other
-                    waiting.remove(i)
-                    break
-            self._fill(inside, gap_end)
-        return end
-
-    def _fill(self, begin, end):
-        for i in list(self.fragments):
-            start = align(begin, row_size(self.shapes[i]))
-            if start + self.numel[i] <= end:
-                self.offsets[i] = start
-                begin = start + self.numel[i]
-                self.fragments.remove(i)
+        self.offsets, end = [], 0
+        for count in self.numel:
+            self.offsets.append(align(end, 64))
+            end = self.offsets[-1] + count
+        self.size = align(end, 64 * shards)
 
     def padding(self):
         return self.size - sum(self.numel)
 
-    def rows_of(self, i):
-        """Rows of tensor i on each shard."""
+    def elements_of(self, i):
+        """Elements of tensor i on each shard."""
         part = self.size // self.shards
-        rows = []
-        for shard in range(self.shards):
-            begin = max(self.offsets[i], shard * part)
-            end = min(self.offsets[i] + self.numel[i], (shard + 1) * part)
-            rows.append(max(end - begin, 0) // row_size(self.shapes[i]))
-        return rows
+        ends = self.offsets[i], self.offsets[i] + self.numel[i]
+        return [max(min(ends[1], (shard + 1) * part) - max(ends[0], shard * part), 0) for shard in range(self.shards)]
 
 
 def tables_of(path):

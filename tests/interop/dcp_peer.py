@@ -4,6 +4,7 @@ Called as `dcp_peer.py JOBS.json`. JOBS.json is {"ranks": number of gloo ranks, 
 hyperparameters, "model": lm.py's config, "jobs": [..], "results": file to write}. A job has
   load    folder to load, or absent: weights of lm.py's own, and 3 steps of training
   layout  plain, fsdp (FSDP2 over all ranks), hsdp (FSDP2 on 2 x the rest)
+  model   what of lm.py's config is another for this job
   tied    whether the head is the embedding
   class   lm (lm.py's dense model) or a folder with a config.json of transformers
   with    optimizer (adamw or sgd; default adamw)
@@ -13,7 +14,8 @@ hyperparameters, "model": lm.py's config, "jobs": [..], "results": file to write
   odd     whether the saved folder also gets what PyTorch can write and Meshard does not
   steps   steps to train, their losses are the result
 Its result has the losses, and from before these steps: the optimizer's groups, the experts' biases and the numbers of
-rows of this rank's pieces. A job with `tensors`, two folders, compares the tensors below `model` instead.
+rows of this rank's pieces. A job with `tensors`, two folders, compares the tensors below `model` instead; one with
+`cut`, a folder, lists the tensors that have chunks of parts of rows.
 """
 import dataclasses
 import json
@@ -42,7 +44,7 @@ def build(task, job):
     if job.get("class", "lm") == "lm":
         sys.path[:0] = [str(HERE.parent / "bench/peer")]
         from lm import LM, Config
-        return LM(Config(**task["model"], tie_word_embeddings=job.get("tied", False)))
+        return LM(Config(**{**task["model"], **job.get("model", {})}, tie_word_embeddings=job.get("tied", False)))
     import transformers
     config = transformers.AutoConfig.from_pretrained(job["class"])
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
@@ -200,12 +202,25 @@ def compare(folders):
             "shapes": {key: list(tensor.shape) for key, tensor in a.items() if ".experts." in key}}
 
 
+def cut_within_rows(folder):
+    """The keys of tensors with chunks that hold parts of rows."""
+    listed = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+    return [key for key, entry in listed.items()
+            if any(list(chunk.sizes[1:]) != list(entry.size[1:]) for chunk in getattr(entry, "chunks", ()))]
+
+
+def result_of(task, job):
+    if "tensors" in job:
+        return compare(job["tensors"])
+    return cut_within_rows(job["cut"]) if "cut" in job else run_job(task, job)
+
+
 def main(rank, task, store):
     torch.set_num_threads(1)
     if task["ranks"] > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=task["ranks"],
                                 timeout=timedelta(seconds=200))
-    results = [compare(job["tensors"]) if "tensors" in job else run_job(task, job) for job in task["jobs"]]
+    results = [result_of(task, job) for job in task["jobs"]]
     if rank == 0:
         Path(task["results"]).write_text(json.dumps(results))
     if task["ranks"] > 1:

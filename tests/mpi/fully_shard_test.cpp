@@ -286,7 +286,7 @@ BOOST_AUTO_TEST_CASE(a_refresh_casts_once) {
 BOOST_AUTO_TEST_CASE(two_backwards_average_over_ranks_and_add) {
   auto& world = test_world();
   Mesh mesh(world, {world.size(), 1, world.size()});
-  toys::Linear model(1, world.size(), false, at::TensorOptions(at::kFloat));
+  toys::Linear model(1, 64 * world.size(), false, at::TensorOptions(at::kFloat));  // 64 elements a rank, no padding
   model.weight.tensor().detach().fill_(1.0);
   ShardingContext context(model, mesh);
   auto& unit = context.fully_shard(model, {.strategy = Strategy::Fsdp});

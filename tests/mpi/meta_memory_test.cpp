@@ -71,7 +71,8 @@ BOOST_AUTO_TEST_CASE(two_gigabytes_of_weights_train_within_the_limit) {
   for (auto* layer : model.layers()) context.fully_shard(*layer, {});
   context.fully_shard(model, {});
   context.for_each_owned([](const OwnedRange& owned) {
-    fill_initial(owned.values, owned.parameter.parameter.slot().init, 7, hash_text(owned.parameter.fqn()), owned.begin);
+    fill_initial(owned.values, owned.parameter.parameter.slot().init, 7, hash_text(owned.parameter.fqn()),
+                 owned.elements.begin);
   });
   context.refresh_weights();
   audit_initialisation(context);

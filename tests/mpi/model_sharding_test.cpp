@@ -65,7 +65,7 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
   context.fully_shard(model, options);
   context.for_each_owned([](const OwnedRange& owned) {
     auto values = owned.values.cpu();
-    fill(values, owned.parameter.parameter.slot(), owned.parameter.fqn(), owned.begin);
+    fill(values, owned.parameter.parameter.slot(), owned.parameter.fqn(), owned.elements.begin);
     owned.values.copy_(values);
   });
   context.refresh_weights();

@@ -74,9 +74,10 @@ bool near(const at::Tensor& a, const at::Tensor& b, double tolerance) {
          at::allclose(a.to(at::kFloat), b.to(at::kFloat), tolerance, tolerance);
 }
 
-// This rank's part of a parameter of all experts.
+// This rank's part of the matrices of all experts, one below the other.
 at::Tensor own_rows(const Parameter& parameter, const at::Tensor& all) {
-  return all.narrow(0, parameter.slot().first_row, parameter.slot().shape[0]);
+  const auto& [shape, part] = std::tie(parameter.slot().shape, parameter.slot().part);
+  return all.narrow(0, part.box().offsets[0] * part.box().sizes[1], shape[0]);
 }
 
 void fill_experts(Experts& experts, const ExpertWeights& weights) {

@@ -143,7 +143,7 @@ struct Run {
 // One weight of a router.
 void set_router(Run& run, float value) {
   run.context.for_each_owned([&](const OwnedRange& owned) {
-    bool first = owned.begin == 0 && owned.parameter.fqn() == "model.layers.2.mlp.gate.weight";
+    bool first = owned.elements.begin == 0 && owned.parameter.fqn() == "model.layers.2.mlp.gate.weight";
     if (first) owned.values[0] = value;
   });
   run.context.refresh_weights();

@@ -151,6 +151,23 @@ BOOST_AUTO_TEST_CASE(json_is_refused_by_place_and_cause) {
   BOOST_TEST(refusal("\"" + std::string(9 << 20, 'x') + "\"").ends_with("a text of more than 8388608 bytes"));
 }
 
+// Catches: what stands behind a NUL byte, which the parser takes for the end: a changed file would pass for the signed
+// one. And a byte order mark, which Python's json refuses.
+BOOST_AUTO_TEST_CASE(json_is_read_to_its_end) {
+  const std::string nul(1, '\0');
+  for (const auto& rest : {"", " ", "\n[2]", "garbage"}) {
+    BOOST_TEST(refusal("[1,\n 2]" + nul + rest) ==
+               "x.json: line 2, column 4: a NUL byte at offset 7; expected text in UTF-8 without any");
+  }
+  BOOST_TEST(refusal(nul + "[1]").starts_with("x.json: line 1, column 1: a NUL byte at offset 0"));
+  BOOST_TEST(refusal("[\"" + nul + "\"]").starts_with("x.json: line 1, column 3: a NUL byte at offset 2"));
+  BOOST_TEST(refusal("[\"\\u0000\"]") == "accepted");
+  BOOST_TEST(refusal("\xef\xbb\xbf[1]") ==
+             "x.json: line 1, column 1: a byte order mark (EF BB BF); expected UTF-8 without one");
+  BOOST_TEST(refusal("\xef\xbb\xbf").find("byte order mark") != std::string::npos);
+  BOOST_TEST(refusal("[\"\xef\xbb\xbf\"]") == "accepted");  // in a text it is a character
+}
+
 // Catches: a file that takes many times its size (a list of empty lists took 50 times); a bound that real files meet.
 BOOST_AUTO_TEST_CASE(json_takes_a_stated_multiple_of_memory) {
   const std::string dense[] = {"1,", "[],", "{},", "\"\",", "[[1]],", "{\"\":[]},"};

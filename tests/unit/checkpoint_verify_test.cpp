@@ -192,6 +192,33 @@ BOOST_AUTO_TEST_CASE(counts_of_steps_are_counts) {
   }
 }
 
+// Catches: a signed step that is far from what the optimizer has done and not said to be; parameters that took different
+// numbers of steps together. PyTorch's optimizers count each parameter's own.
+BOOST_AUTO_TEST_CASE(counts_of_steps_agree_with_the_signed_step) {
+  BOOST_TEST(problem_of(saved(), {{"step", 3}}) == "");
+  BOOST_TEST(problem_of(saved(), Json::object()) == "");
+  auto apart = saved().tensor("optimizer.state.x.step", at::scalar_tensor(2));
+  BOOST_TEST(problem_of(apart, {{"step", 4}}) == "optimizer.state.x.step of ck/data: it is 2, but " + kStep +
+                                                     " of ck/data is 3; expected one count for all parameters");
+  BOOST_TEST(problem_of(apart) == "");
+  auto found = saved().reader({{"step", 1000}}).verify();
+  BOOST_TEST(found.sound(), found.problems_text());
+  BOOST_TEST(says(found.checked_text(), {"\nNOT done by its optimizer: 997 of the steps that meshard.json counts"}));
+}
+
+// Catches: bytes after the JSON of a signed meshard.json, or before it, that no checksum covers.
+BOOST_AUTO_TEST_CASE(nothing_hides_around_the_signed_json) {
+  auto around = [](const std::string& before, const std::string& after) {
+    auto changed = saved();
+    changed.reader({{"step", 3}});
+    changed.files.put("ck/meshard.json", before + changed.files.text("ck/meshard.json") + after);
+    return refusal([&] { CheckpointReader(changed.files, "ck"); });
+  };
+  BOOST_TEST(around("", "\n") == "accepted");
+  BOOST_TEST(says(around("", std::string("\0{}", 3)), {"ck/meshard.json is damaged: line 1, column ", "a NUL byte"}));
+  BOOST_TEST(says(around("\xef\xbb\xbf", ""), {"ck/meshard.json is damaged: line 1, column 1: a byte order mark"}));
+}
+
 // Catches: pages of problems, or a count of those left out that is wrong.
 BOOST_AUTO_TEST_CASE(many_problems_are_cut) {
   Verification found;

@@ -1,6 +1,7 @@
 #include <boost/test/unit_test.hpp>
 #include <map>
 
+#include "checkpoint/tiling.h"
 #include "hf/names.h"
 #include "moe/moe_layer.h"
 #include "nn/causal_lm.h"
@@ -24,9 +25,7 @@ Shapes registered(const HfModel& model) {
   CausalLM lm(model.decoder, at::TensorOptions().device(at::kMeta).dtype(at::kFloat), feed_forward);
   Shapes shapes;
   for (auto& [fqn, parameter] : named_parameters(lm)) {
-    auto shape = parameter.slot().shape;
-    if (const auto rows = parameter.slot().rows_per_item; rows > 0) shape = {shape[0] / rows, rows, shape[1]};
-    shapes[fqn] = shape;
+    shapes[fqn] = parameter.slot().part.whole_shape();
   }
   walk(lm, [&](const std::string& fqn, Module& module) {
     for (auto& buffer : module.buffers()) {

@@ -324,8 +324,10 @@ BOOST_AUTO_TEST_CASE(each_rank_has_its_experts_of_the_whole) {
   BOOST_TEST(down.name == "down_proj");
   BOOST_TEST((gate_up.parameter.slot().shape == Shape{2 * 2 * kWidth, kHidden}));
   BOOST_TEST((down.parameter.slot().shape == Shape{2 * kHidden, kWidth}));
-  BOOST_TEST(gate_up.parameter.slot().first_row == 3 * 2 * 2 * kWidth);
-  BOOST_TEST(down.parameter.slot().first_row == 3 * 2 * kHidden);
+  BOOST_TEST((gate_up.parameter.slot().part.whole_shape() == Shape{8, 2 * kWidth, kHidden}));
+  BOOST_TEST((gate_up.parameter.slot().part.box() == Box{{6, 0, 0}, {2, 2 * kWidth, kHidden}}));
+  BOOST_TEST((down.parameter.slot().part.whole_shape() == Shape{8, kHidden, kWidth}));
+  BOOST_TEST((down.parameter.slot().part.box() == Box{{6, 0, 0}, {2, kHidden, kWidth}}));
   BOOST_CHECK_THROW(Experts(expert_options(8), {.size = 3}, at::TensorOptions(at::kMeta)), ArgumentError);
   BOOST_CHECK_THROW(experts(at::zeros({1, kHidden})), LogicError);
 }

@@ -17,8 +17,8 @@ using namespace meshard;
 // A [4 * ranks, 3] table of which each rank holds four rows, and a counter that all of them hold.
 StateDict state_of(const World& world, at::Tensor rows, at::Tensor counter) {
   StateDict state;
-  Shape whole_table{4 * world.size(), 3};
-  state.tensors.push_back(sharded_tensor({"table"}, rows, whole_table, 4 * world.rank(), world.rank()));
+  TensorPart own_rows({4 * world.size(), 3}, {{4 * world.rank(), 0}, {4, 3}});
+  state.tensors.push_back(sharded_tensor({"table"}, rows, own_rows, world.rank()));
   state.tensors.push_back(replicated_tensor({"counter"}, counter, world.size()));
   state.values.push_back({"note", {"note"}, pickle::Value::string("made by hand")});
   return state;

@@ -1,4 +1,4 @@
-#include "checkpoint/box.h"
+#include "checkpoint/tiling.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <random>
 
-#include "base/error.h"
 #include "base/hash.h"
 
 namespace meshard {
@@ -76,75 +75,14 @@ std::int64_t first_difference(const std::vector<const Box*>& boxes, const Box& a
   return 0;
 }
 
-bool inside(const Box& box, const Shape& shape) {
-  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
-  for (std::size_t dim = 0; dim < shape.size(); ++dim) {
-    if (box.offsets[dim] < 0 || box.sizes[dim] < 0 || box.offsets[dim] > shape[dim] - box.sizes[dim]) return false;
-  }
-  return true;
-}
-
 }  // namespace
-
-std::int64_t Box::numel() const {
-  std::int64_t product = 1;
-  for (auto size : sizes) product *= size;
-  return product;
-}
-
-std::string to_string(const Box& box) {
-  std::vector<std::string> ranges;
-  for (std::size_t dim = 0; dim < std::min(box.offsets.size(), box.sizes.size()); ++dim) {
-    // Wraps where a damaged box goes beyond 64 bits; the message is about that box.
-    auto end = static_cast<std::uint64_t>(box.offsets[dim]) + static_cast<std::uint64_t>(box.sizes[dim]);
-    ranges.push_back(fmt::format("{}:{}", box.offsets[dim], static_cast<std::int64_t>(end)));
-  }
-  return fmt::format("[{}]", fmt::join(ranges, ", "));
-}
-
-Box whole(const Shape& shape) {
-  return {Shape(shape.size(), 0), shape};
-}
-
-Box overlap(const Box& a, const Box& b) {
-  Box both = a;
-  for (std::size_t dim = 0; dim < a.sizes.size(); ++dim) {
-    both.offsets[dim] = std::max(a.offsets[dim], b.offsets[dim]);
-    auto end = std::min(a.offsets[dim] + a.sizes[dim], b.offsets[dim] + b.sizes[dim]);
-    both.sizes[dim] = std::max<std::int64_t>(0, end - both.offsets[dim]);
-  }
-  return both;
-}
-
-Box shifted(Box box, const Shape& origin) {
-  for (std::size_t d = 0; d < origin.size(); ++d) box.offsets[d] -= origin[d];
-  return box;
-}
-
-std::vector<Box> boxes_of_rows(std::int64_t begin, std::int64_t count, std::int64_t rows_per_item,
-                               std::int64_t columns) {
-  if (begin < 0 || count < 0 || rows_per_item < 1 || columns < 0) {
-    throw ArgumentError(fmt::format("boxes of rows [{}, {} + {}) with {} rows an item and {} columns", begin, begin,
-                                    count, rows_per_item, columns));
-  }
-  std::vector<Box> boxes;
-  auto add = [&](std::int64_t items, std::int64_t rows) {
-    boxes.push_back({{begin / rows_per_item, begin % rows_per_item, 0}, {items, rows, columns}});
-    begin += items * rows;
-    count -= items * rows;
-  };
-  if (count > 0 && begin % rows_per_item != 0) add(1, std::min(count, rows_per_item - begin % rows_per_item));
-  if (count >= rows_per_item) add(count / rows_per_item, rows_per_item);
-  if (count > 0) add(1, count);
-  return boxes;
-}
 
 std::string tiling_problem(const Shape& shape, std::span<const Box> boxes) {
   auto all = whole(shape);
   std::vector<const Box*> cover;
   cover.reserve(boxes.size());
   for (auto& box : boxes) {
-    if (!inside(box, shape)) {
+    if (!is_inside(box, shape)) {
       return fmt::format("box {} is not inside the tensor's shape [{}]", to_string(box), fmt::join(shape, ", "));
     }
     if (std::ranges::count(box.sizes, 0) == 0) cover.push_back(&box);

@@ -2,8 +2,7 @@
 #include <map>
 #include <random>
 
-#include "base/error.h"
-#include "checkpoint/box.h"
+#include "checkpoint/tiling.h"
 
 using namespace meshard;
 
@@ -76,42 +75,6 @@ void change_one(Random& random, const Shape& shape, Boxes& boxes) {
 }
 
 }  // namespace
-
-// Catches: a product or an intersection that is wrong for 0-d tensors, empty boxes, or boxes that only touch.
-BOOST_AUTO_TEST_CASE(arithmetic_of_boxes) {
-  Box box{{0, 8}, {4, 8}};
-  BOOST_TEST(to_string(box) == "[0:4, 8:16]");
-  BOOST_TEST(to_string(Box{}) == "[]");
-  BOOST_TEST(box.numel() == 32);
-  BOOST_TEST(Box{}.numel() == 1);
-  BOOST_TEST((whole({3, 5}) == Box{{0, 0}, {3, 5}}));
-  BOOST_TEST((overlap(box, {{2, 0}, {8, 10}}) == Box{{2, 8}, {2, 2}}));
-  BOOST_TEST(overlap(box, {{4, 8}, {2, 8}}).numel() == 0);
-  BOOST_TEST(overlap(box, {{9, 30}, {2, 8}}).numel() == 0);
-}
-
-// Catches: parts of experts at the wrong expert, or a whole expert taken for a part.
-BOOST_AUTO_TEST_CASE(rows_of_experts_are_up_to_three_boxes) {
-  BOOST_TEST(
-      (boxes_of_rows(3, 10, 4, 2) == Boxes{{{0, 3, 0}, {1, 1, 2}}, {{1, 0, 0}, {2, 4, 2}}, {{3, 0, 0}, {1, 1, 2}}}));
-  BOOST_TEST((boxes_of_rows(4, 8, 4, 2) == Boxes{{{1, 0, 0}, {2, 4, 2}}}));
-  BOOST_TEST((boxes_of_rows(5, 2, 4, 2) == Boxes{{{1, 1, 0}, {1, 2, 2}}}));
-  BOOST_TEST(boxes_of_rows(5, 0, 4, 2).empty());
-  BOOST_CHECK_THROW(boxes_of_rows(0, 4, 0, 2), ArgumentError);
-  BOOST_CHECK_THROW(boxes_of_rows(-1, 4, 2, 2), ArgumentError);
-}
-
-// Catches: rows lost or doubled between the boxes of neighbouring ranks, at any cut.
-BOOST_AUTO_TEST_CASE(rows_of_experts_tile_their_tensor) {
-  Random random(1);
-  for (int trial = 0; trial < 300; ++trial) {
-    auto items = number(random, 1, 5), rows = number(random, 1, 6), cut = number(random, 0, items * rows);
-    auto boxes = boxes_of_rows(0, cut, rows, 3);
-    BOOST_TEST_REQUIRE(boxes.size() <= 3);
-    for (auto& box : boxes_of_rows(cut, items * rows - cut, rows, 3)) boxes.push_back(box);
-    BOOST_TEST_REQUIRE(tiling_problem({items, rows, 3}, boxes) == "");
-  }
-}
 
 // Catches: a message without the boxes or the place that it is about; 0-d and empty tensors.
 BOOST_AUTO_TEST_CASE(what_is_wrong_is_said) {
