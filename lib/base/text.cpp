@@ -31,10 +31,13 @@ CodePoint decode(std::string_view text) {
   return value < kLeast[bytes] || value > 0x10ffff || surrogate ? CodePoint{} : CodePoint{value, bytes};
 }
 
+/// Also what a reader does not see, or sees as the end of a line.
 bool obeyed_by_terminals(std::uint32_t value) {
   if (value < 0x20) return value != '\n' && value != '\t';
   bool overrides = (value >= 0x202a && value <= 0x202e) || (value >= 0x2066 && value <= 0x2069);
-  return (value >= 0x7f && value < 0xa0) || overrides;
+  bool separates = value == 0x2028 || value == 0x2029;
+  bool unseen = (value >= 0x200b && value <= 0x200f) || (value >= 0x2060 && value <= 0x2064) || value == 0xfeff;
+  return (value >= 0x7f && value < 0xa0) || overrides || separates || unseen;
 }
 }  // namespace
 
@@ -64,6 +67,18 @@ std::string printable(std::string_view text) {
     copied = at += std::max<std::size_t>(bytes, 1);
   }
   return safe += text.substr(copied);
+}
+
+std::string on_one_line(std::string_view text) {
+  std::string line;
+  for (char c : printable(text)) {
+    if (c == '\n' || c == '\t') {
+      line += c == '\n' ? "\\n" : "\\t";
+    } else {
+      line += c;
+    }
+  }
+  return line;
 }
 
 }  // namespace meshard

@@ -5,6 +5,7 @@
 #include <fnmatch.h>
 
 #include "base/json_text.h"
+#include "base/text.h"
 
 namespace meshard {
 
@@ -70,12 +71,12 @@ std::string describe_text(const CheckpointReader& reader, const std::string& key
   text += fmt::format("\n{} tensors, {} values, {} bytes\n", metadata.tensors.size(), metadata.values.size(), bytes);
   for (auto& [key, entry] : metadata.tensors) {
     if (!matches(key, keys)) continue;
-    text += fmt::format("  {:<72} {:<9} {:<20} {} chunk{}\n", key, c10::toString(entry.dtype),
+    text += fmt::format("  {:<72} {:<9} {:<20} {} chunk{}\n", on_one_line(key), c10::toString(entry.dtype),
                         fmt::format("[{}]", fmt::join(entry.shape, ", ")), entry.chunks.size(),
                         entry.chunks.size() == 1 ? "" : "s");
   }
   for (auto& [key, _] : metadata.values) {
-    if (matches(key, keys)) text += fmt::format("  {:<72} value\n", key);
+    if (matches(key, keys)) text += fmt::format("  {:<72} value\n", on_one_line(key));
   }
   return text;
 }

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/text.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/tiling.h"
 #include "checkpoint/torch_archive.h"
@@ -31,7 +32,7 @@ std::string shape_text(const Shape& shape) {
 void list(std::string& text, const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return;
   text += fmt::format("\n  {} {}:", names.size(), what);
-  for (std::size_t i = 0; i < std::min(kListed, names.size()); ++i) text += "\n    " + names[i];
+  for (std::size_t i = 0; i < std::min(kListed, names.size()); ++i) text += "\n    " + on_one_line(names[i]);
   if (names.size() > kListed) text += fmt::format("\n    and {} more", names.size() - kListed);
 }
 
@@ -94,7 +95,7 @@ CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path fold
     std::vector<Box> boxes;
     for (auto& chunk : entry.chunks) boxes.push_back(chunk.box);
     auto problem = tiling_problem(entry.shape, boxes);
-    if (!problem.empty()) throw IoError(fmt::format("{}: {} is not whole: {}", folder_.string(), key, problem));
+    if (!problem.empty()) throw IoError(fmt::format("{}: {} is not whole: {}", folder_.string(), on_one_line(key), problem));
   }
 }
 

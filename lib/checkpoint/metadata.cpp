@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "checkpoint/dtype_names.h"
 #include "checkpoint/metadata_names.h"
 #include "checkpoint/pickle.h"
@@ -47,7 +48,7 @@ class MetadataReader {
 
  private:
   [[noreturn]] void fail(const std::string& where, const std::string& reason) const {
-    throw IoError(fmt::format("{}: {}: {}", what_, where, reason));
+    throw IoError(fmt::format("{}: {}: {}", what_, on_one_line(where), reason));
   }
   const Value& state(const Value& object, std::string_view module, std::string_view cls,
                      const std::string& where) const;

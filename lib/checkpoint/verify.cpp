@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/text.h"
 #include "checkpoint/crc32c.h"
 #include "checkpoint/load.h"
 #include "checkpoint/torch_archive.h"
@@ -72,7 +73,7 @@ std::optional<float> count_of(const ReadableFile& file, const TensorItem& item, 
 }
 
 std::string what_of(const ListedItem& item, const std::filesystem::path& folder) {
-  return fmt::format("{} of {}", *item.key, (folder / item.place->file).string());
+  return fmt::format("{} of {}", on_one_line(*item.key), (folder / on_one_line(item.place->file)).string());
 }
 
 bool is_in(const ItemPlace& place, const ReadableFile& file) {
@@ -91,7 +92,7 @@ std::vector<std::string> shared_places(std::vector<ListedItem> items, const std:
                  before.place->offset + before.place->length <= item.place->offset;
     if (apart) continue;
     problems.push_back(fmt::format("{}: it begins at byte {}, before {} ends", what_of(item, folder),
-                                   item.place->offset, *before.key));
+                                   item.place->offset, on_one_line(*before.key)));
   }
   return problems;
 }

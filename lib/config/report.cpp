@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "base/error.h"
+#include "base/text.h"
 
 namespace meshard {
 
@@ -44,7 +45,7 @@ std::string Report::before_key(const Place& place) const {
 }
 
 std::string Report::text_of(const Place& place) const {
-  if (!place.override_key.empty()) return fmt::format("--set {}", shortened(place.override_key));
+  if (!place.override_key.empty()) return fmt::format("--set {}", on_one_line(shortened(place.override_key)));
   auto name = std::filesystem::path(file_).filename().string();
   return place.line == 0 ? name : fmt::format("{}:{}:{}", name, place.line, place.column);
 }
@@ -52,8 +53,8 @@ std::string Report::text_of(const Place& place) const {
 std::string Report::line_of(const Problem& problem) const {
   const auto& place = problem.place;
   auto line = text_of(place) + (place.override_key.empty() ? "  " : ": ");
-  if (!problem.path.empty() && problem.path != place.override_key) line += shortened(problem.path) + ": ";
-  line += problem.what;
+  if (!problem.path.empty() && problem.path != place.override_key) line += on_one_line(shortened(problem.path)) + ": ";
+  line += on_one_line(problem.what);
   if (!place.via.empty() && place.via != file_) line += fmt::format(" (read from {})", place.via);
   return line;
 }

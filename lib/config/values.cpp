@@ -187,7 +187,13 @@ Outcome read_value(const YamlNode& node, const Limits& limits, std::string& out)
   if (!limits.words.empty()) return read_word(node, limits.words, out);
   if (!is_text(node)) return not_text(node, "a text");
   if (node.text.empty()) return "is empty; expected a text";
-  if (node.text.find('\0') != std::string::npos) return "holds the character NUL, which no name can; expected a text";
+  // Names, of folders and files for the most part: what scripts read line by line.
+  auto control = std::ranges::find_if(node.text, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
+  if (control != node.text.end()) {
+    return *control == '\0' ? std::string("holds the character NUL, which no name can; expected a text")
+                            : fmt::format("holds the control character \\x{:02x}; expected a text of one line",
+                                          static_cast<unsigned char>(*control));
+  }
   out = node.text;
   return {};
 }

@@ -22,6 +22,11 @@ namespace {
   throw ConfigError(fmt::format("data.files: {0} is a folder; name the files in it, such as {0}/*.txt", path.string()));
 }
 
+[[noreturn]] void refuse_special(const std::filesystem::path& path) {
+  throw ConfigError(
+      fmt::format("data.files: {} is not a regular file but a pipe, a device or a socket; copy its data into one", path.string()));
+}
+
 std::string start_of_relative(const std::filesystem::path& path) {
   return path.is_absolute() ? "" : fmt::format(" (relative to {})", std::filesystem::current_path().string());
 }
@@ -67,6 +72,7 @@ void for_each_file(const CorpusOptions& options, const std::function<void(const 
       for (const auto& name : matches_of(options.files[pattern])) {
         std::error_code unreadable;  // said, with its reason, where the file is opened
         if (std::filesystem::is_directory(name, unreadable)) refuse_folder(name);
+        if (std::filesystem::is_other(name, unreadable)) refuse_special(name);
         std::filesystem::path identity = std::filesystem::weakly_canonical(name, unreadable);
         if (unreadable) identity = name;
         if (seen.insert(identity).second) files.emplace_back(name, pattern);
@@ -83,14 +89,12 @@ MappedFile::MappedFile(const std::filesystem::path& path) {
     throw ConfigError(fmt::format("data.files: cannot {} {}: {}{}", doing, path.string(), std::strerror(errno),
                                   start_of_relative(path)));
   };
-  Descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
+  Descriptor file{::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)};  // a pipe would wait
   if (file.fd < 0) fail("open");
   struct stat info {};
   if (::fstat(file.fd, &info) != 0) fail("look at");
   if (S_ISDIR(info.st_mode)) refuse_folder(path);
-  if (!S_ISREG(info.st_mode)) {
-    throw ConfigError(fmt::format("data.files: {} is not a regular file; copy it into one", path.string()));
-  }
+  if (!S_ISREG(info.st_mode)) refuse_special(path);
   if (info.st_size == 0) return;  // mmap refuses a length of 0
   auto size = static_cast<std::size_t>(info.st_size);
   void* data = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file.fd, 0);

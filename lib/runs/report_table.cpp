@@ -21,12 +21,6 @@ std::size_t width_of(std::string_view text) {
   return static_cast<std::size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xC0) != 0x80; }));
 }
 
-/// A cell or a clause: nothing that a terminal obeys, and no line end or tab either.
-std::string on_one_line(std::string text) {
-  std::ranges::replace_if(text, [](char c) { return c == '\n' || c == '\t'; }, ' ');
-  return printable(text);
-}
-
 /// The middle goes: names of a sweep's points differ at either end.
 std::string shortened(const std::string& text, std::size_t width) {
   if (width_of(text) <= width) return text;

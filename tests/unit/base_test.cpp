@@ -239,6 +239,10 @@ BOOST_AUTO_TEST_CASE(text_of_others_is_made_printable) {
   BOOST_TEST(printable("\x1b[2J\r\a") == "\\x1b[2J\\x0d\\x07");
   BOOST_TEST(printable("\x7f \xc2\x9b \xe2\x80\xae \xff") == "\\u007f \\u009b \\u202e \\xff");
   BOOST_TEST(printable(printable("\x1b\xff")) == printable("\x1b\xff"));
+  // What ends a line for some, or is not seen at all: U+2028, U+2029, U+200B, U+FEFF, U+2060.
+  BOOST_TEST(printable("a\xe2\x80\xa8" "b\xe2\x80\xa9\xe2\x80\x8b\xef\xbb\xbf\xe2\x81\xa0") ==
+             "a\\u2028b\\u2029\\u200b\\ufeff\\u2060");
+  BOOST_TEST(on_one_line("key\nok: all is well\tand\r\xe2\x80\xa8") == "key\\nok: all is well\\tand\\x0d\\u2028");
   json hostile{{"\x1b[31m\x7f\xc2\x9b", "\xe2\x80\xae"}};
   auto text = printable(json_text(hostile));
   BOOST_TEST(text == R"({"\u001b[31m\u007f\u009b":"\u202e"})");

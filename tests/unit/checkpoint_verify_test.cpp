@@ -7,6 +7,7 @@
 #include <boost/test/unit_test.hpp>
 #include <limits>
 
+#include "checkpoint/describe.h"
 #include "support/saved_checkpoint.h"
 
 using namespace meshard;
@@ -224,4 +225,19 @@ BOOST_AUTO_TEST_CASE(many_problems_are_cut) {
   Verification found;
   for (int i = 0; i < 23; ++i) found.problems.push_back(fmt::format("p{}", i));
   BOOST_TEST(says(found.problems_text(), {"  p0\n  p1\n", "\n  p19\n  and 3 more"}));
+}
+
+// Catches: a key of a hostile checkpoint that prints a line of its own, such as one that says that all is well.
+BOOST_AUTO_TEST_CASE(keys_stay_within_their_line) {
+  const std::string key = "model.w\nchecked: 9 items\xe2\x80\xa8", safe = "model.w\\nchecked: 9 items\\u2028";
+  Saved hostile;
+  hostile.tensor(key, at::arange(12, at::kFloat)).value(key + "v", Value::real(0.5));
+  auto text = describe_text(hostile.reader(), "");
+  BOOST_TEST(text.find("\nchecked") == std::string::npos, text);
+  BOOST_TEST(text.find("  " + safe) != std::string::npos, text);
+  BOOST_TEST(text.find("  " + safe + "v") != std::string::npos, text);
+  hostile.flip(hostile.data_of(key));
+  auto problem = problem_of(hostile.reader());
+  BOOST_TEST(problem.find("\nchecked") == std::string::npos, problem);
+  BOOST_TEST(problem.starts_with(safe + " of "), problem);
 }

@@ -352,6 +352,13 @@ BOOST_AUTO_TEST_CASE(control_characters) {
       {with_byte('\x7f'), "17:21  byte 0x7f" + refused},
       {kMinimal + "run: {name: \"a\\0b\"}\n",
        "17:13  run.name: holds the character NUL, which no name can; expected a text"},
+      // The batch scripts read the run's folder out of a line of `plan`.
+      {kMinimal + "run: {name: \"a\\nb\"}\n",
+       "17:13  run.name: holds the control character \\x0a; expected a text of one line"},
+      {kMinimal + "run: {dir: \"a\\x1b[2J\"}\n",
+       "17:12  run.dir: holds the control character \\x1b; expected a text of one line"},
+      {kMinimal + "\"run\\n  ok: all is well\": 1\n",
+       "17:1  run\\n  ok: all is well: unknown key; the nearest valid key is `run.name`"},
   });
   BOOST_TEST(refusal(kMinimal + "\x04" + "trian: 3\n").find("0x04") != std::string::npos);
   BOOST_TEST(refusal(kMinimal + "comm:\t{timeout_s:\t10}\r\n") == "accepted");

@@ -1,3 +1,4 @@
+#include <sys/stat.h>
 #include <zlib.h>
 
 #include <algorithm>
@@ -140,6 +141,12 @@ BOOST_FIXTURE_TEST_CASE(unusable_files_are_named, Folder) {
   BOOST_TEST(says(refusal(text_of({good, (path / "gone.txt").string()}, 4)), {"gone.txt", "No such file"}));
   BOOST_TEST(says(refusal(text_of({(path / "*.md").string()}, 4)), {"no file matches", "*.md"}));
   BOOST_TEST(says(refusal(text_of({path.string()}, 4)), {path.string(), "is a folder"}));
+  // Opening a pipe waits for a writer: a run would hang at its start.
+  const auto pipe = path / "pipe.txt";
+  BOOST_REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
+  for (const auto& name : {pipe, path / "*.txt", std::filesystem::path("/dev/zero")}) {
+    BOOST_TEST(says(refusal(text_of({name.string()}, 4)), {"not a regular file but a pipe"}), name);
+  }
   BOOST_TEST(says(refusal(text_of({(path / "dangling").string()}, 4)), {"dangling", "No such file"}));
   BOOST_TEST(says(refusal(text_of({write("empty.txt", "")}, 4)), {"empty.txt", "is empty"}));
   BOOST_TEST(says(refusal(text_of({"/dev/null"}, 4)), {"/dev/null", "not a regular file"}));
