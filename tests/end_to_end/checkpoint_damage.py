@@ -110,12 +110,15 @@ def half_of_the_index(folder):
 
 
 def is_copy(folder, original):
-    """The same data, and an index that is whole. It names its folder, so that it is not the same one."""
+    """The same data and config but for the run's folder, and an index that is whole. It names its folder, so that it
+    is not the same one."""
     try:
         ours, theirs = (json.loads((which / "meshard.json").read_text()) for which in (folder, original))
         index = (folder / ".metadata").read_bytes()
     except (OSError, ValueError):
         return False
+    for facts in (ours, theirs):
+        facts["config"] = re.sub(r"(?m)^  (name|dir): .*\n", "", facts["config"])
     same = all(ours[key] == theirs[key] for key in ("items", "step", "samples", "config"))
     same = same and FILE.encode() in index and ours["metadata_crc32c"] == crc32c(index)
     return same and data_of(folder) == data_of(original)
