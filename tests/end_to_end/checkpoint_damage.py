@@ -199,7 +199,7 @@ def none_that_is_whole():
     partial = checkpoint(folder, 2).with_suffix(".partial")
     checkpoint(folder, 2).rename(partial)
     run = training(scratch("elsewhere"), 2, values=VALUES, options=("--resume", partial))
-    expect("--resume of a .partial folder: exit code 70", run.code == 70, run)
+    expect("--resume of a .partial folder: exit code 2, as of any path that is no checkpoint", run.code == 2, run)
     expect("--resume of a .partial folder: said once, by name", says_once(run, re.escape(str(partial)) + " is"), run)
     run = training(folder, 2, values=VALUES, options=AUTO)
     expect("--resume auto: from the whole one", run.code == 0 and says_once(run, "resuming after step 1 from"), run)
