@@ -5,8 +5,8 @@
 
 #include "app/commands.h"
 #include "app/on_every_rank.h"
-#include "train/assemble.h"
 #include "train/evaluate.h"
+#include "train/options.h"
 #include "train/resume.h"
 #include "train/stop.h"
 

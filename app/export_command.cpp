@@ -7,8 +7,8 @@
 #include "base/log.h"
 #include "config/config.h"
 #include "hf/export.h"
-#include "train/assemble.h"
 #include "train/evaluate.h"
+#include "train/options.h"
 #include "train/resume.h"
 
 namespace meshard {
@@ -28,7 +28,7 @@ int export_checkpoint(const ExportArguments& arguments) {
   ExportOptions options;
   options.dtype = arguments.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
   auto config = arguments.config.empty() ? config_of(reader) : load_config(arguments.config, kAnyMesh, 1);
-  for (auto& warning : export_model(reader, hf_model(config), files, arguments.out, options)) {
+  for (auto& warning : export_model(reader, model_options(config), files, arguments.out, options)) {
     Log::error("warning: " + warning);
   }
   Log::output(fmt::format("exported to {}\n", arguments.out));

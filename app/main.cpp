@@ -13,7 +13,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/memory.h"
-#include "comm/launcher.h"
+#include "comm/world/launcher.h"
 #include "train/run.h"
 
 namespace {

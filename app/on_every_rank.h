@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 namespace meshard {
 

@@ -7,8 +7,8 @@
 #include "base/json_text.h"
 #include "base/log.h"
 #include "mesh/preflight.h"
-#include "plan/assemble.h"
-#include "train/assemble.h"
+#include "plan/sharding.h"
+#include "train/options.h"
 
 namespace meshard {
 

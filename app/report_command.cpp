@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/whole_file.h"
-#include "runs/report.h"
+#include "report/report.h"
 
 namespace meshard {
 

@@ -8,11 +8,11 @@
 #include <utility>
 
 #include "app/commands.h"
-#include "app/sweep_local.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "runs/sweep_batch.h"
-#include "runs/sweep_folder.h"
+#include "sweep/batch.h"
+#include "sweep/folder.h"
+#include "sweep/local.h"
 
 namespace meshard {
 

@@ -4,7 +4,7 @@
 #include "app/on_every_rank.h"
 #include "config/config.h"
 #include "config/run_path.h"
-#include "train/assemble.h"
+#include "train/options.h"
 #include "train/run.h"
 #include "train/stop.h"
 

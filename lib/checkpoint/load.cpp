@@ -11,9 +11,9 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/text.h"
-#include "checkpoint/crc32c.h"
-#include "checkpoint/tiling.h"
-#include "checkpoint/torch_archive.h"
+#include "dcp/crc32c.h"
+#include "dcp/tiling.h"
+#include "dcp/torch_archive.h"
 
 namespace meshard {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint/file_system.h"
 #include "checkpoint/state_dict.h"
+#include "dcp/file_system.h"
 
 namespace meshard {
 

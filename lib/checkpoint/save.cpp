@@ -10,10 +10,10 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/json_text.h"
-#include "checkpoint/crc32c.h"
-#include "checkpoint/tiling.h"
-#include "checkpoint/torch_archive.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
+#include "dcp/crc32c.h"
+#include "dcp/tiling.h"
+#include "dcp/torch_archive.h"
 
 namespace meshard {
 

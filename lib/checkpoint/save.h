@@ -6,9 +6,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "checkpoint/file_system.h"
 #include "checkpoint/state_dict.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
+#include "dcp/file_system.h"
 
 namespace meshard {
 

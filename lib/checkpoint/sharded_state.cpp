@@ -58,20 +58,20 @@ std::vector<StateTensor> group_tensors(const ParamGroup& group, const Mesh& mesh
   return tensors;
 }
 
-StateDict model_state(const ShardingContext& context) {
+StateDict model_state(const ShardingRuntime& runtime) {
   StateDict state;
   auto path = [](const std::string& fqn) { return std::vector<PathElement>{"model", fqn}; };
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
-      std::ranges::move(group_tensors(*group, context.mesh(), group->main_weights().local(), path, true),
+      std::ranges::move(group_tensors(*group, runtime.mesh(), group->main_weights().local(), path, true),
                         std::back_inserter(state.tensors));
     }
   }
-  walk(context.root(), [&](const std::string& fqn, Module& module) {
+  walk(runtime.root(), [&](const std::string& fqn, Module& module) {
     for (auto& buffer : module.buffers()) {
       if (!buffer.persistent) continue;
       state.tensors.push_back(
-          replicated_tensor(path(join_name(fqn, buffer.name)), buffer.tensor, context.mesh().world().size()));
+          replicated_tensor(path(join_name(fqn, buffer.name)), buffer.tensor, runtime.mesh().world().size()));
     }
   });
   return state;

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "checkpoint/state_dict.h"
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 
 namespace meshard {
 
@@ -18,6 +18,6 @@ std::vector<StateTensor> group_tensors(const ParamGroup& group, const Mesh& mesh
                                        const PathOf& path, bool every_name);
 
 /// Local. ("model", FQN): main weights of every parameter under each of its names, and every persistent buffer.
-StateDict model_state(const ShardingContext& context);
+StateDict model_state(const ShardingRuntime& runtime);
 
 }  // namespace meshard

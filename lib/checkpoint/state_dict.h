@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "base/tensor_part.h"
-#include "checkpoint/metadata.h"
-#include "checkpoint/pickle.h"
+#include "dcp/metadata.h"
+#include "dcp/pickle.h"
 
 namespace meshard {
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "checkpoint/file_system.h"
+#include "dcp/file_system.h"
 
 namespace meshard {
 

@@ -11,9 +11,9 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "checkpoint/crc32c.h"
 #include "checkpoint/load.h"
-#include "checkpoint/torch_archive.h"
+#include "dcp/crc32c.h"
+#include "dcp/torch_archive.h"
 
 namespace meshard {
 

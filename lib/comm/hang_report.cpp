@@ -8,17 +8,17 @@ namespace meshard {
 
 namespace {
 
-std::string describe(const RingEntry& entry) {
+std::string describe(const FlightEntry& entry) {
   return fmt::format("{} #{} on axis {}{}{} ({} bytes)", entry.operation, entry.sequence, entry.axis,
                      entry.unit[0] ? ", unit " : "", entry.unit, entry.bytes);
 }
 
-std::string name_of(const RingSnapshot& ring) {
+std::string name_of(const FlightSnapshot& ring) {
   return fmt::format("rank {} (host {}, pid {})", ring.rank, ring.host, ring.pid);
 }
 
 /// The entry of this sequence number in any rank's ring.
-const RingEntry* find_anywhere(const HangEvidence& evidence, std::uint64_t sequence) {
+const FlightEntry* find_anywhere(const HangEvidence& evidence, std::uint64_t sequence) {
   for (const auto& ring : evidence.rings) {
     if (ring && ring->find(sequence)) return ring->find(sequence);
   }
@@ -33,15 +33,15 @@ std::uint64_t furthest(const HangEvidence& evidence) {
 
 /// The rank with the lowest sequence number among those that `pick` takes.
 template <typename Pick>
-const RingSnapshot* lowest(const HangEvidence& evidence, Pick pick) {
-  const RingSnapshot* found = nullptr;
+const FlightSnapshot* lowest(const HangEvidence& evidence, Pick pick) {
+  const FlightSnapshot* found = nullptr;
   for (const auto& ring : evidence.rings) {
     if (ring && pick(*ring) && (!found || ring->sequence < found->sequence)) found = &*ring;
   }
   return found;
 }
 
-const RingSnapshot* find_culprit(const HangEvidence& evidence) {
+const FlightSnapshot* find_culprit(const HangEvidence& evidence) {
   auto silent = lowest(evidence, [&](auto& ring) { return evidence.silent[ring.rank]; });
   if (silent) return silent;
   auto last = lowest(evidence, [](auto&) { return true; });
@@ -62,7 +62,7 @@ std::string verdict(const HangEvidence& evidence) {
                      sign_of_life);
 }
 
-std::string rank_line(const HangEvidence& evidence, const RingSnapshot& ring) {
+std::string rank_line(const HangEvidence& evidence, const FlightSnapshot& ring) {
   auto line = fmt::format("  {}{}: phase {} for {:.1f} s, ", name_of(ring),
                           evidence.silent[ring.rank] ? ", silent" : "", ring.phase, evidence.now - ring.phase_since);
   if (auto waited = ring.find(ring.waiting)) {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/ring.h"
+#include "comm/flight_recorder.h"
 
 namespace meshard {
 
@@ -15,7 +15,7 @@ struct HangEvidence {
   int reporter = 0;              ///< the rank that reports
   std::string folder;            ///< where the rings were looked for
   /// By rank; nothing where the ring could not be read.
-  std::vector<std::optional<RingSnapshot>> rings;
+  std::vector<std::optional<FlightSnapshot>> rings;
   /// By rank: the heartbeat did not move between two readings, so the process is stopped, dead or starved.
   std::vector<bool> silent;
 };

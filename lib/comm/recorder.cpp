@@ -12,14 +12,14 @@ double steady_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-void mark_left(Ring& ring, std::uint64_t sequence) {
-  auto& entry = ring.entries[sequence % kRingEntries];
+void mark_left(FlightRecord& ring, std::uint64_t sequence) {
+  auto& entry = ring.entries[sequence % kFlightEntries];
   if (entry.sequence == sequence) entry.left = wall_seconds();
 }
 }  // namespace
 
 Recorder::Recorder(const std::filesystem::path& folder, int rank, const std::string& host, std::uint64_t launch)
-    : file_(std::make_unique<RingFile>(folder, rank)) {
+    : file_(std::make_unique<FlightRecorder>(folder, rank)) {
   ring().rank = rank;
   ring().pid = ::getpid();
   copy_text(ring().host, host);
@@ -35,7 +35,7 @@ CallRecord Recorder::enter(std::string_view operation, const std::string& axis, 
                   .control = info.control || axis == kControlAxis,
                   .since = steady_seconds()};
   ledger(call.control).add(operation, axis, bytes);
-  auto& entry = ring().entries[call.sequence % kRingEntries];
+  auto& entry = ring().entries[call.sequence % kFlightEntries];
   entry.sequence = call.sequence;
   entry.bytes = bytes;
   entry.entered = wall_seconds();
@@ -76,10 +76,10 @@ void Recorder::enter_phase(std::string_view phase) {
 
 void Recorder::move(const std::filesystem::path& folder) {
   if (std::filesystem::weakly_canonical(folder) == std::filesystem::weakly_canonical(this->folder())) return;
-  auto next = std::make_unique<RingFile>(folder, ring().rank);
+  auto next = std::make_unique<FlightRecorder>(folder, ring().rank);
   std::lock_guard lock(mutex_);
   // Both mappings are plain memory of this process, and its only other writer, the heartbeat, is locked out.
-  std::memcpy(static_cast<void*>(&next->ring()), static_cast<const void*>(&ring()), sizeof(Ring));
+  std::memcpy(static_cast<void*>(&next->ring()), static_cast<const void*>(&ring()), sizeof(FlightRecord));
   file_->remove();
   file_ = std::move(next);
 }

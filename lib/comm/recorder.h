@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "comm/communicator.h"
+#include "comm/flight_recorder.h"
 #include "comm/ledger.h"
-#include "comm/ring.h"
 
 namespace meshard {
 
@@ -46,13 +46,13 @@ class Recorder {
 
   /// Local. The ring may be replaced while others than the owning thread look at it: they hold this.
   std::mutex& mutex() { return mutex_; }
-  RingFile& file() { return *file_; }
+  FlightRecorder& file() { return *file_; }
 
  private:
-  Ring& ring() { return file_->ring(); }
+  FlightRecord& ring() { return file_->ring(); }
 
   mutable std::mutex mutex_;
-  std::unique_ptr<RingFile> file_;
+  std::unique_ptr<FlightRecorder> file_;
   Ledger ledger_, control_ledger_;
 };
 

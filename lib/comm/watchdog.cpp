@@ -95,7 +95,7 @@ HangEvidence Watchdog::collect() {
   evidence.folder = recorder_.folder().string();
   std::vector<std::uint64_t> heartbeats(options_.size);
   for (int rank = 0; rank < options_.size; ++rank) {
-    auto ring = read_ring(evidence.folder, rank, options_.launch);
+    auto ring = read_flight_record(evidence.folder, rank, options_.launch);
     if (ring) heartbeats[rank] = ring->heartbeat;
   }
   for (auto slept = 0ms; slept < kListen; slept += kRound) {
@@ -106,7 +106,7 @@ HangEvidence Watchdog::collect() {
   }
   evidence.now = wall_seconds();
   for (int rank = 0; rank < options_.size; ++rank) {
-    evidence.rings.push_back(read_ring(evidence.folder, rank, options_.launch));
+    evidence.rings.push_back(read_flight_record(evidence.folder, rank, options_.launch));
     evidence.silent.push_back(evidence.rings.back() && evidence.rings.back()->heartbeat == heartbeats[rank]);
   }
   return evidence;

@@ -200,9 +200,9 @@ struct Config {
   RegressionConfig regression;
   CommConfig comm;
 
-  /// Local. global_batch_size / (micro_batch_size * ranks). Exact once the config was checked for that many ranks.
-  std::int64_t accumulation_steps(int ranks) const {
-    return train.global_batch_size / (train.micro_batch_size * ranks);
+  /// Local. global_batch_size / (micro_batch_size * data_parallel_ranks). Exact once the config was checked for a run.
+  std::int64_t accumulation_steps(int data_parallel_ranks) const {
+    return train.global_batch_size / (train.micro_batch_size * data_parallel_ranks);
   }
   bool operator==(const Config&) const = default;
 };

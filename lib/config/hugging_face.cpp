@@ -32,31 +32,31 @@ class Importer {
       copy_from(rope, section, "rope_theta");
       copy_from(rope, section, "partial_rotary_factor");
     }
-    if (fields_.family().experts && !fields_.has("n_routed_experts") && !fields_.has("num_experts") &&
+    if (fields_.family().info().experts && !fields_.has("n_routed_experts") && !fields_.has("num_experts") &&
         !fields_.has("num_local_experts")) {
       put(moe, "n_routed_experts", 128);
     }
-    if (fields_.family().experts && !fields_.glm()) {
+    if (fields_.family().info().experts && !fields_.glm()) {
       const auto* count = fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts";
       if (fields_.has(count)) put(moe, "n_routed_experts", fields_[count]);
       put(moe, "first_k_dense_replace", fields_.dense_layers());
     }
-    if (fields_.family().experts) add_child(section, "moe", std::move(moe));
+    if (fields_.family().info().experts) add_child(section, "moe", std::move(moe));
     return section;
   }
 
  private:
   // Left out: as many key-value heads as heads, of hidden_size / heads each. Classes with experts take no null.
   void copy_heads(YamlNode& section) {
-    const bool qwen = fields_.type() == "qwen3";
+    const bool qwen = fields_.family().family == ModelFamily::Qwen3;
     const auto& shared = fields_["num_key_value_heads"];
-    if (!shared.is_null() && !fields_.family().experts) {
+    if (!shared.is_null() && !fields_.family().info().experts) {
       put(section, "num_key_value_heads", shared);
     } else if (qwen && !fields_.has("num_key_value_heads")) {
       put(section, "num_key_value_heads", 32);
     }
     if (fields_.has("head_dim")) {
-      if (fields_.type() != "llama" || !fields_["head_dim"].is_null()) put(section, "head_dim", fields_["head_dim"]);
+      if (fields_.family().family != ModelFamily::Llama || !fields_["head_dim"].is_null()) put(section, "head_dim", fields_["head_dim"]);
     } else if (qwen) {
       put(section, "head_dim", 128);
     }

@@ -28,7 +28,7 @@ class Refusals {
     check_window();
     check_layers("layer_types", 0, "", "full_attention");
     check_layers("mlp_layer_types", fields_.dense_layers(), "dense", "sparse");
-    if (!fields_.family().experts) return;
+    if (!fields_.family().info().experts) return;
     check_expert_count();
     if (fields_.glm()) return;
     check_mlp_only_layers();
@@ -65,9 +65,9 @@ class Refusals {
   void check_class() {
     const auto& classes = fields_["architectures"];
     bool fine = classes.is_null() || classes.is_array();
-    for (const auto& name : fine ? classes : json::array()) fine &= name == fields_.family().model_class;
+    for (const auto& name : fine ? classes : json::array()) fine &= name == fields_.family().info().model_class;
     refuse_unless(fine, "architectures",
-                  fmt::format("[\"{}\"], the class of model_type {}", fields_.family().model_class, fields_.type()));
+                  fmt::format("[\"{}\"], the class of model_type {}", fields_.family().info().model_class, fields_.type()));
   }
 
   static bool is_plain_rope(const json& rope, const std::set<std::string>& numbers) {
@@ -163,7 +163,8 @@ HuggingFaceFields::HuggingFaceFields(json root) : root_(std::move(root)) {
   const auto& type = (*this)["model_type"];
   type_ = type.is_string() ? type.get<std::string>() : has("model_type") ? "(not a text)" : "(none)";
   const auto& families = hugging_face_families();
-  const auto found = std::ranges::find(families, type_, &HuggingFaceFamily::type);
+  const auto found =
+      std::ranges::find_if(families, [&](auto& family) { return family.info().model_type == type_; });
   if (found != families.end()) family_ = &*found;
 }
 
@@ -174,7 +175,7 @@ const json& HuggingFaceFields::operator[](const std::string& name) const {
 }
 
 std::size_t HuggingFaceFields::dense_layers() const {
-  if (!family_->experts) return std::numeric_limits<std::size_t>::max();
+  if (!family_->info().experts) return std::numeric_limits<std::size_t>::max();
   if (!glm()) return (*this)["mlp_only_layers"].is_array() ? (*this)["mlp_only_layers"].size() : 0;
   const auto& first = (*this)["first_k_dense_replace"];
   return first.is_number_unsigned() ? first.get<std::size_t>() : 1;

@@ -20,7 +20,7 @@ class HuggingFaceFields {
   bool known_type() const { return family_ != nullptr; }
   /// Of a known type.
   const HuggingFaceFamily& family() const { return *family_; }
-  bool glm() const { return type_ == "glm4_moe"; }
+  bool glm() const { return family_ && family_->family == ModelFamily::Glm4Moe; }
   bool qwen() const { return type_ == "qwen3" || type_ == "qwen3_moe"; }
 
   bool has(const std::string& name) const { return root_.contains(name); }

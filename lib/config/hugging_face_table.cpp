@@ -121,7 +121,7 @@ Fields expert_fields() {
 }
 
 HuggingFaceFamily llama() {
-  HuggingFaceFamily family{"llama", "LlamaForCausalLM", false, size_fields({32000, 4096, 11008, 32, 32})};
+  HuggingFaceFamily family{ModelFamily::Llama, size_fields({32000, 4096, 11008, 32, 32})};
   add(family.fields,
       {honoured("num_key_value_heads"), becomes("max_position_embeddings", 2048), becomes("rms_norm_eps", 1e-6),
        fixed("partial_rotary_factor", {1}, "partial_rotary_factor"),
@@ -130,14 +130,14 @@ HuggingFaceFamily llama() {
 }
 
 HuggingFaceFamily qwen3() {
-  HuggingFaceFamily family{"qwen3", "Qwen3ForCausalLM", false, qwen_fields()};
+  HuggingFaceFamily family{ModelFamily::Qwen3, qwen_fields()};
   add(family.fields, size_fields({151936, 4096, 22016, 32, 32}));
   add(family.fields, {honoured("num_key_value_heads")});
   return family;
 }
 
 HuggingFaceFamily qwen3_moe() {
-  HuggingFaceFamily family{"qwen3_moe", "Qwen3MoeForCausalLM", true, qwen_fields()};
+  HuggingFaceFamily family{ModelFamily::Qwen3Moe, qwen_fields()};
   add(family.fields, size_fields({151936, 2048, 6144, 24, 32}));
   add(family.fields, expert_fields());
   add(family.fields,
@@ -153,7 +153,7 @@ HuggingFaceFamily qwen3_moe() {
 }
 
 HuggingFaceFamily glm4_moe() {
-  HuggingFaceFamily family{"glm4_moe", "Glm4MoeForCausalLM", true, expert_fields()};
+  HuggingFaceFamily family{ModelFamily::Glm4Moe, expert_fields()};
   add(family.fields, size_fields({151552, 4096, 10944, 46, 96}));
   add(family.fields,
       {becomes("num_key_value_heads", 8), becomes("moe.moe_intermediate_size", 1408),

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "config/model_family.h"
+
 namespace meshard {
 
 struct HuggingFaceField {
@@ -25,11 +27,10 @@ struct HuggingFaceField {
 };
 
 struct HuggingFaceFamily {
-  std::string_view type;         ///< `model_type`
-  std::string_view model_class;  ///< what `architectures` may name
-  bool experts;
+  ModelFamily family;
   std::vector<HuggingFaceField> fields;  ///< each once
 
+  const ModelFamilyInfo& info() const { return info_of(family); }
   /// Local. The field of that name, or nullptr.
   const HuggingFaceField* find(std::string_view name) const;
 };

@@ -76,7 +76,7 @@ Key in_moe(Key row) {
 Key schema() {
   return {.doc = {"schema", "integer", "required", "1", "version of this format"},
           .required = true,
-          .read = [](Config&, const YamlNode& node) -> Outcome {
+          .read = [](Config&, const YamlNode& node) -> Problem {
             std::int64_t version = 0;
             if (auto problem = read_value(node, at_least(1), version)) return problem;
             if (version == 1) return {};
@@ -91,7 +91,7 @@ Key from_hf() {
                   "path of a Hugging Face config.json (llama, qwen3, qwen3_moe, glm4_moe); its values are the defaults "
                   "of the other model keys"},
           .takes_text = true,
-          .read = [](Config&, const YamlNode& node) -> Outcome {
+          .read = [](Config&, const YamlNode& node) -> Problem {
             std::string path;
             return read_value(node, {}, path);
           },
@@ -100,7 +100,7 @@ Key from_hf() {
 
 Key moe_section() {
   return {.doc = {"model.moe", "section or null", "null", "", "mixture of experts; absent or null: a dense model"},
-          .read = [](Config& c, const YamlNode& node) -> Outcome {
+          .read = [](Config& c, const YamlNode& node) -> Problem {
             c.model.moe.reset();
             if (node.kind == YamlNode::Kind::Map) c.model.moe.emplace();
             return {};

@@ -14,7 +14,7 @@ struct Key {
   KeyDoc doc;
   bool takes_text = false;  ///< any text: what follows the `=` of an override is the value as it is
   bool required = false;    ///< must be given where its section is (an integer, so 0 is "not given")
-  std::function<Outcome(Config&, const YamlNode&)> read;
+  std::function<Problem(Config&, const YamlNode&)> read;
   /// The value as YAML, or nothing if a resolved config does not show the key.
   std::function<std::optional<std::string>(const Config&)> write;
 };

@@ -86,12 +86,12 @@ bool is_plain_scalar(const YamlNode& node) {
   return node.kind == YamlNode::Kind::Scalar && !node.quoted;
 }
 
-Outcome out_of_range(const YamlNode& node, const std::string& expected) {
+Problem out_of_range(const YamlNode& node, const std::string& expected) {
   return fmt::format("{} is out of range; expected {}", shortened(node.text), expected);
 }
 
 template <std::integral T>
-Outcome read_whole(const YamlNode& node, const Limits& limits, T& out) {
+Problem read_whole(const YamlNode& node, const Limits& limits, T& out) {
   auto expected = with_limits("an integer", limits);
   if (!limits.zero_word.empty() && node.kind == YamlNode::Kind::Scalar && node.text == limits.zero_word) {
     out = 0;
@@ -113,7 +113,7 @@ Outcome read_whole(const YamlNode& node, const Limits& limits, T& out) {
   return {};
 }
 
-Outcome not_text(const YamlNode& node, const std::string& expected) {
+Problem not_text(const YamlNode& node, const std::string& expected) {
   if (is_plain_scalar(node)) {
     return fmt::format("{} is not a text in YAML; expected {}; if it is meant, quote it: \"{}\"", describe(node),
                        expected, shortened(node.text));
@@ -143,7 +143,7 @@ std::string Limits::text() const {
   return "";
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, bool& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, bool& out) {
   bool yes = node.text == limits.yes, no = node.text == limits.no;
   if (!is_plain_scalar(node) || !(yes || no)) {
     return wrong_type(node, fmt::format("{} or {}", limits.yes, limits.no));
@@ -152,19 +152,19 @@ Outcome read_value(const YamlNode& node, const Limits& limits, bool& out) {
   return {};
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, std::int64_t& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, std::int64_t& out) {
   return read_whole(node, limits, out);
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, int& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, int& out) {
   return read_whole(node, limits, out);
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, std::uint64_t& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, std::uint64_t& out) {
   return read_whole(node, limits, out);
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, double& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, double& out) {
   auto expected = with_limits("a number", limits);
   if (!is_plain_scalar(node) || !is_real(node.text)) return wrong_type(node, expected);
   double value = 0;
@@ -183,7 +183,7 @@ Outcome read_value(const YamlNode& node, const Limits& limits, double& out) {
   return {};
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, std::string& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, std::string& out) {
   if (!limits.words.empty()) return read_word(node, limits.words, out);
   if (!is_text(node)) return not_text(node, "a text");
   if (node.text.empty()) return "is empty; expected a text";
@@ -198,7 +198,7 @@ Outcome read_value(const YamlNode& node, const Limits& limits, std::string& out)
   return {};
 }
 
-Outcome read_value(const YamlNode& node, const Limits& limits, std::vector<std::string>& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, std::vector<std::string>& out) {
   if (node.kind != YamlNode::Kind::List) return wrong_type(node, "a list of texts, like [a, b]");
   std::vector<std::string> all;
   for (const auto& item : node.children) {
@@ -212,7 +212,7 @@ Outcome read_value(const YamlNode& node, const Limits& limits, std::vector<std::
   return {};
 }
 
-Outcome read_pair(const YamlNode& node, const Limits& limits, double& first, double& second) {
+Problem read_pair(const YamlNode& node, const Limits& limits, double& first, double& second) {
   auto expected = "a list of two numbers, each in " + limits.text();
   if (node.kind != YamlNode::Kind::List) return wrong_type(node, expected);
   if (node.children.size() != 2) {
@@ -228,7 +228,7 @@ Outcome read_pair(const YamlNode& node, const Limits& limits, double& first, dou
   return {};
 }
 
-Outcome read_word(const YamlNode& node, const std::vector<std::string_view>& words, std::string& out) {
+Problem read_word(const YamlNode& node, const std::vector<std::string_view>& words, std::string& out) {
   auto expected = (words.size() == 1 ? "" : "one of ") + fmt::format("{}", fmt::join(words, ", "));
   if (node.kind != YamlNode::Kind::Scalar) return wrong_type(node, expected);
   if (std::ranges::find(words, node.text) == words.end()) {
@@ -240,7 +240,7 @@ Outcome read_word(const YamlNode& node, const std::vector<std::string_view>& wor
   return {};
 }
 
-Outcome read_value(const YamlNode& node, const Limits&, Dtype& out) {
+Problem read_value(const YamlNode& node, const Limits&, Dtype& out) {
   if (node.text == "fp16" || node.text == "float16" || node.text == "half") {
     return fmt::format("`{}` is not supported: its range needs loss scaling; expected fp32 or bf16", node.text);
   }

@@ -31,23 +31,23 @@ struct Limits {
 bool is_null_word(std::string_view text);
 
 /// What is wrong with a value, or nothing.
-using Outcome = std::optional<std::string>;
+using Problem = std::optional<std::string>;
 
 /// Local. Strict: the type must be the key's own (`"8"` is not a number, 8 not a text), numbers plain decimal (no 010,
 /// 0x10, 1_000, .inf; integers up to 2^31 - 1, so that a product of two is exact), bools `true` or `false`. `out` is
 /// set only if the outcome is empty.
-Outcome read_value(const YamlNode& node, const Limits& limits, bool& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, std::int64_t& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, int& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, std::uint64_t& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, double& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, std::string& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, std::vector<std::string>& out);
-Outcome read_value(const YamlNode& node, const Limits& limits, Dtype& out);
+Problem read_value(const YamlNode& node, const Limits& limits, bool& out);
+Problem read_value(const YamlNode& node, const Limits& limits, std::int64_t& out);
+Problem read_value(const YamlNode& node, const Limits& limits, int& out);
+Problem read_value(const YamlNode& node, const Limits& limits, std::uint64_t& out);
+Problem read_value(const YamlNode& node, const Limits& limits, double& out);
+Problem read_value(const YamlNode& node, const Limits& limits, std::string& out);
+Problem read_value(const YamlNode& node, const Limits& limits, std::vector<std::string>& out);
+Problem read_value(const YamlNode& node, const Limits& limits, Dtype& out);
 /// Local. A list of exactly two numbers.
-Outcome read_pair(const YamlNode& node, const Limits& limits, double& first, double& second);
+Problem read_pair(const YamlNode& node, const Limits& limits, double& first, double& second);
 /// Local. One of `words`, else the problem, with the nearest word.
-Outcome read_word(const YamlNode& node, const std::vector<std::string_view>& words, std::string& out);
+Problem read_word(const YamlNode& node, const std::vector<std::string_view>& words, std::string& out);
 
 std::string write_value(bool value, const Limits& limits);
 std::string write_value(std::int64_t value, const Limits& limits);
@@ -69,7 +69,7 @@ std::string type_name(const std::vector<std::string>&, const Limits& limits);
 
 /// Local. One of the enum's words.
 template <WordEnum E>
-Outcome read_enum(const YamlNode& node, E& out) {
+Problem read_enum(const YamlNode& node, E& out) {
   std::string text;
   if (auto problem = read_word(node, all_words(E{}), text)) return problem;
   for (const auto& [word, meaning] : words_of(E{})) {
@@ -79,7 +79,7 @@ Outcome read_enum(const YamlNode& node, E& out) {
 }
 
 template <WordEnum E>
-Outcome read_value(const YamlNode& node, const Limits&, E& out) {
+Problem read_value(const YamlNode& node, const Limits&, E& out) {
   return read_enum(node, out);
 }
 
@@ -100,7 +100,7 @@ std::string type_name(E, const Limits&) {
 }
 
 template <class T>
-Outcome read_value(const YamlNode& node, const Limits& limits, std::optional<T>& out) {
+Problem read_value(const YamlNode& node, const Limits& limits, std::optional<T>& out) {
   if (node.kind == YamlNode::Kind::Null) {
     out.reset();
     return {};

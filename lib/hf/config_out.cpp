@@ -14,45 +14,24 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Reasons = std::vector<std::string>;
 
-struct ModelClass {
-  const char* architecture;
-  const char* model_type;
-};
-
-constexpr ModelClass kGlm{"Glm4MoeForCausalLM", "glm4_moe"};
-constexpr ModelClass kQwenMoe{"Qwen3MoeForCausalLM", "qwen3_moe"};
-constexpr ModelClass kQwen{"Qwen3ForCausalLM", "qwen3"};
-constexpr ModelClass kLlama{"LlamaForCausalLM", "llama"};
-
-const ModelClass& class_of(const HfModel& model) {
-  if (!model.moe) return model.decoder.use_qk_norm ? kQwen : kLlama;
-  switch (model.moe->scoring) {
-    case MoeOptions::Scoring::Sigmoid:
-      return kGlm;
-    case MoeOptions::Scoring::Softmax:
-      return kQwenMoe;
-  }
-  throw LogicError("unknown scoring function");
-}
-
 void refuse_unless(Reasons& reasons, bool fine, std::string reason) {
   if (!fine) reasons.push_back(std::move(reason));
 }
 
-Reasons refusals(const HfModel& model) {
+Reasons refusals(const ModelOptions& model) {
   Reasons reasons;
   const auto& decoder = model.decoder;
-  const bool glm = &class_of(model) == &kGlm;
-  if (glm) {
+  const auto& family = info_of(model.family);
+  if (!family.output_bias) {
     refuse_unless(reasons, !decoder.attention_output_bias,
                   "attention_bias: its o_proj never has one, this model's has");
   } else {
     refuse_unless(reasons, decoder.attention_bias == decoder.attention_output_bias,
                   "attention_bias: its q, k, v and o have one or none of them, this model's do not agree");
-    refuse_unless(reasons, decoder.partial_rotary_factor == 1.0,
-                  fmt::format("partial_rotary_factor {}: it rotates whole heads", decoder.partial_rotary_factor));
   }
-  if (glm || !model.moe) return reasons;
+  refuse_unless(reasons, family.partial_rotary || decoder.partial_rotary_factor == 1.0,
+                fmt::format("partial_rotary_factor {}: it rotates whole heads", decoder.partial_rotary_factor));
+  if (model.family == ModelFamily::Glm4Moe || !model.moe) return reasons;
   const auto& moe = *model.moe;
   refuse_unless(reasons, decoder.use_qk_norm, "use_qk_norm false: its queries and keys are always normalised");
   refuse_unless(reasons, moe.n_shared_experts == 0,
@@ -63,12 +42,12 @@ Reasons refusals(const HfModel& model) {
   return reasons;
 }
 
-Json common_fields(const HfModel& model, at::ScalarType dtype) {
+Json common_fields(const ModelOptions& model, at::ScalarType dtype) {
   const auto& decoder = model.decoder;
-  const auto& chosen = class_of(model);
+  const auto& family = info_of(model.family);
   // Token ids are null because the classes' defaults (Llama: 1 and 2) would be tokens of some other vocabulary.
-  return {{"architectures", {chosen.architecture}},
-          {"model_type", chosen.model_type},
+  return {{"architectures", {family.model_class}},
+          {"model_type", family.model_type},
           {"vocab_size", decoder.vocab_size},
           {"hidden_size", decoder.hidden_size},
           {"intermediate_size", decoder.intermediate_size},
@@ -89,7 +68,7 @@ Json common_fields(const HfModel& model, at::ScalarType dtype) {
           {"dtype", dtype == at::kBFloat16 ? "bfloat16" : "float32"}};
 }
 
-void add_glm_fields(Json& json, const HfModel& model) {
+void add_glm_fields(Json& json, const ModelOptions& model) {
   const auto& moe = *model.moe;
   json.update({{"use_qk_norm", model.decoder.use_qk_norm},
                {"first_k_dense_replace", model.first_k_dense_replace},
@@ -103,7 +82,7 @@ void add_glm_fields(Json& json, const HfModel& model) {
                {"routed_scaling_factor", moe.routed_scaling_factor}});
 }
 
-void add_qwen_fields(Json& json, const HfModel& model) {
+void add_qwen_fields(Json& json, const ModelOptions& model) {
   const auto& moe = *model.moe;
   std::vector<std::int64_t> dense(static_cast<std::size_t>(model.first_k_dense_replace));
   std::iota(dense.begin(), dense.end(), 0);
@@ -117,22 +96,22 @@ void add_qwen_fields(Json& json, const HfModel& model) {
 
 }  // namespace
 
-HfConfig hf_config(const HfModel& model, at::ScalarType dtype) {
-  const auto& chosen = class_of(model);
+HfConfig hf_config(const ModelOptions& model, at::ScalarType dtype) {
+  const auto& family = info_of(model.family);
   if (const auto reasons = refusals(model); !reasons.empty()) {
     throw ConfigError(
         fmt::format("no Hugging Face class computes what this model does; the nearest is {}, which differs in\n  {}\n"
                     "Export models that agree with it, or use the checkpoint itself",
-                    chosen.architecture, fmt::join(reasons, "\n  ")));
+                    family.model_class, fmt::join(reasons, "\n  ")));
   }
   HfConfig result{common_fields(model, dtype), {}};
-  if (&chosen == &kGlm) add_glm_fields(result.json, model);
-  if (&chosen == &kQwenMoe) add_qwen_fields(result.json, model);
+  if (model.family == ModelFamily::Glm4Moe) add_glm_fields(result.json, model);
+  if (model.family == ModelFamily::Qwen3Moe) add_qwen_fields(result.json, model);
   if (model.moe && model.moe->capacity_factor) {
     result.warnings.push_back(
         fmt::format("the model was trained with capacity_factor {}; {} drops no token, so its results differ where "
                     "training dropped",
-                    *model.moe->capacity_factor, chosen.architecture));
+                    *model.moe->capacity_factor, family.model_class));
   }
   return result;
 }

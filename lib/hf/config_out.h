@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "hf/model.h"
+#include "model/options.h"
 
 namespace meshard {
 
@@ -23,6 +23,6 @@ struct HfConfig {
 ///
 /// Throws ConfigError with every reason, each naming its key, if that class cannot express the model. A capacity_factor
 /// is a warning: Hugging Face drops no token.
-HfConfig hf_config(const HfModel& model, at::ScalarType dtype);
+HfConfig hf_config(const ModelOptions& model, at::ScalarType dtype);
 
 }  // namespace meshard

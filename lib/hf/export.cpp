@@ -16,12 +16,12 @@ namespace {
 constexpr const char* kWeights = "model.";
 
 /// Tensors that a checkpoint of the model may lack, as its class has no use for them.
-bool is_spare(const std::string& fqn, const HfModel& model) {
+bool is_spare(const std::string& fqn, const ModelOptions& model) {
   return (model.decoder.tie_word_embeddings && fqn == "lm_head.weight") ||
-         (is_expert_bias(fqn) && !model.moe->expert_bias);
+         (is_expert_bias(fqn) && !model.moe->expert_bias.enabled);
 }
 
-void require_fit(const CheckpointReader& from, const HfModel& model) {
+void require_fit(const CheckpointReader& from, const ModelOptions& model) {
   const auto mismatch = fit_of(from, model);
   if (mismatch.empty()) return;
   throw IoError(fmt::format("{} is not a checkpoint of this model:{}", from.folder().string(), mismatch.text()));
@@ -41,7 +41,7 @@ at::Tensor values_of(const CheckpointReader& from, const FileTensor& part, const
 
 }  // namespace
 
-Mismatch fit_of(const CheckpointReader& from, const HfModel& model) {
+Mismatch fit_of(const CheckpointReader& from, const ModelOptions& model) {
   StateDict wanted;
   for (auto& [fqn, shape] : model_tensors(model)) {
     const auto key = kWeights + fqn;
@@ -54,7 +54,7 @@ Mismatch fit_of(const CheckpointReader& from, const HfModel& model) {
   return from.compare(wanted, kWeights);
 }
 
-std::vector<std::string> export_model(const CheckpointReader& from, const HfModel& model, FileSystem& files,
+std::vector<std::string> export_model(const CheckpointReader& from, const ModelOptions& model, FileSystem& files,
                                       const std::filesystem::path& out, const ExportOptions& options) {
   if (options.dtype != at::kFloat && options.dtype != at::kBFloat16) {
     throw ArgumentError(fmt::format("export as {}: only fp32 and bf16 are", c10::toString(options.dtype)));

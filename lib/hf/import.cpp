@@ -52,7 +52,7 @@ bool is_of_layers(const std::string& name, const LayerRange& layers) {
 
 class Import {
  public:
-  Import(const Safetensors& from, const HfModel& model, const StateDict& into)
+  Import(const Safetensors& from, const ModelOptions& model, const StateDict& into)
       : from_(from), model_(model), prediction_layers_(prediction_layers(from)) {
     for (const auto& tensor : into.tensors) {
       if (tensor.key.starts_with(kStatePrefix)) plan(tensor);
@@ -82,7 +82,7 @@ class Import {
     }
     if (absent_biases_ > 0) {
       notes.push_back(fmt::format("{} has no expert bias for {} layers: it keeps its declared value, {}",
-                                  from_.path().string(), absent_biases_, model_.moe->bias_initial));
+                                  from_.path().string(), absent_biases_, model_.moe->expert_bias.initial));
     }
     if (of_prediction_ > 0) {
       notes.push_back(fmt::format("{} tensors of multi-token-prediction layers were left out: this model has none",
@@ -92,7 +92,7 @@ class Import {
   }
 
  private:
-  bool bias_is_off() const { return !model_.moe || !model_.moe->expert_bias; }
+  bool bias_is_off() const { return !model_.moe || !model_.moe->expert_bias.enabled; }
 
   void plan(const StateTensor& tensor) {
     const auto fqn = tensor.key.substr(kStatePrefix.size());
@@ -170,7 +170,7 @@ class Import {
   }
 
   const Safetensors& from_;
-  const HfModel& model_;
+  const ModelOptions& model_;
   std::vector<std::pair<const StateTensor*, std::vector<FileTensor>>> sources_;
   std::set<std::string> claimed_;
   Mismatch mismatch_;
@@ -181,7 +181,7 @@ class Import {
 
 }  // namespace
 
-std::vector<std::string> import_weights(const Safetensors& from, const HfModel& model, const StateDict& into) {
+std::vector<std::string> import_weights(const Safetensors& from, const ModelOptions& model, const StateDict& into) {
   const Import import(from, model, into);
   import.require_fit();
   import.read();

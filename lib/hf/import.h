@@ -2,8 +2,8 @@
 // Weights of a Hugging Face folder into a model of any sharding.
 
 #include "checkpoint/state_dict.h"
-#include "hf/model.h"
 #include "hf/safetensors.h"
+#include "model/options.h"
 
 namespace meshard {
 
@@ -17,6 +17,6 @@ namespace meshard {
 /// is read. Not unexpected: rotary_emb.inv_freq, shared experts of width 0, a tied head that equals the embedding, an
 /// expert bias of zeros where the model's is off, and the num_nextn_predict_layers layers after the num_hidden_layers
 /// of the folder's config.json.
-std::vector<std::string> import_weights(const Safetensors& from, const HfModel& model, const StateDict& into);
+std::vector<std::string> import_weights(const Safetensors& from, const ModelOptions& model, const StateDict& into);
 
 }  // namespace meshard

@@ -10,7 +10,7 @@ constexpr const char* kHead = "lm_head.weight";
 
 class TensorLister {
  public:
-  explicit TensorLister(const HfModel& model) : model_(model), decoder_(model.decoder) {}
+  explicit TensorLister(const ModelOptions& model) : model_(model), decoder_(model.decoder) {}
 
   std::vector<ModelTensor> list() {
     const auto hidden = decoder_.hidden_size;
@@ -67,8 +67,8 @@ class TensorLister {
     if (moe.n_shared_experts > 0) add_mlp(prefix + "shared_experts.", moe.n_shared_experts * width);
   }
 
-  const HfModel& model_;
-  const DecoderConfig& decoder_;
+  const ModelOptions& model_;
+  const DecoderOptions& decoder_;
   std::vector<ModelTensor> tensors_;
 };
 
@@ -82,7 +82,7 @@ FileTensor part_of_expert(const ModelTensor& stacked, std::int64_t expert, const
           {{expert, first_row, 0}, {1, rows, columns}}};
 }
 
-void add_empty_shared_experts(std::vector<FileTensor>& tensors, const HfModel& model) {
+void add_empty_shared_experts(std::vector<FileTensor>& tensors, const ModelOptions& model) {
   const auto hidden = model.decoder.hidden_size;
   for (auto layer = model.first_k_dense_replace; layer < model.decoder.num_hidden_layers; ++layer) {
     const auto prefix = fmt::format("model.layers.{}.mlp.shared_experts.", layer);
@@ -93,7 +93,7 @@ void add_empty_shared_experts(std::vector<FileTensor>& tensors, const HfModel& m
 
 }  // namespace
 
-std::vector<ModelTensor> model_tensors(const HfModel& model) {
+std::vector<ModelTensor> model_tensors(const ModelOptions& model) {
   return TensorLister(model).list();
 }
 
@@ -111,19 +111,19 @@ std::vector<FileTensor> file_tensors(const ModelTensor& tensor) {
   return parts;
 }
 
-std::vector<FileTensor> exported_tensors(const HfModel& model) {
-  const bool sigmoid = model.moe && model.moe->scoring == MoeOptions::Scoring::Sigmoid;
+std::vector<FileTensor> exported_tensors(const ModelOptions& model) {
+  const bool glm = model.family == ModelFamily::Glm4Moe;
   std::vector<FileTensor> all;
   for (const auto& tensor : model_tensors(model)) {
     if (tensor.fqn == kHead && model.decoder.tie_word_embeddings) continue;
     const bool bias = is_expert_bias(tensor.fqn);
-    if (bias && !sigmoid) continue;
+    if (bias && !glm) continue;
     for (auto& part : file_tensors(tensor)) {
-      if (bias && !model.moe->expert_bias) part.fqn.clear();
+      if (bias && !model.moe->expert_bias.enabled) part.fqn.clear();
       all.push_back(std::move(part));
     }
   }
-  if (sigmoid && model.moe->n_shared_experts == 0) add_empty_shared_experts(all, model);
+  if (glm && model.moe->n_shared_experts == 0) add_empty_shared_experts(all, model);
   return all;
 }
 

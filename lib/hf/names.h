@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/box.h"
-#include "hf/model.h"
+#include "model/options.h"
 
 namespace meshard {
 
@@ -33,7 +33,7 @@ struct FileTensor {
 
 /// Local. Every parameter and persistent buffer of the model, in its order; a head tied to the embedding under its own
 /// name, too; the expert bias of every MoE layer, used or not.
-std::vector<ModelTensor> model_tensors(const HfModel& model);
+std::vector<ModelTensor> model_tensors(const ModelOptions& model);
 
 /// Local. The tensors of files that together hold `tensor`: one for each expert and projection, or the one of its name.
 /// Their boxes tile it.
@@ -42,7 +42,7 @@ std::vector<FileTensor> file_tensors(const ModelTensor& tensor);
 /// Local. All that an export of the model consists of. A tied head is left out; so is the bias of softmax routing,
 /// which no class has. What Glm4MoeForCausalLM has and the model does not is zeros: the expert bias where it is off,
 /// shared experts of width 0 ([0, H], [0, H], [H, 0]).
-std::vector<FileTensor> exported_tensors(const HfModel& model);
+std::vector<FileTensor> exported_tensors(const ModelOptions& model);
 
 /// Local. "...mlp.gate.e_score_correction_bias": fp32 in every file, whatever the rest is.
 bool is_expert_bias(const std::string& fqn);

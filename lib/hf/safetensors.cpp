@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
-#include "checkpoint/torch_archive.h"
+#include "dcp/torch_archive.h"
 
 namespace meshard {
 

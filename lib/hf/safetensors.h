@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "base/box.h"
-#include "checkpoint/file_system.h"
+#include "dcp/file_system.h"
 
 namespace meshard {
 
@@ -47,7 +47,7 @@ class Safetensors {
   bool has(const std::string& name) const { return tensors_.contains(name); }
 
   /// Reads a box of a tensor into `into`, a host tensor view of the box's sizes. Converts as read_box()
-  /// (checkpoint/torch_archive.h) does. IoError: no such tensor, a conversion that is not done, an unreadable file;
+  /// (dcp/torch_archive.h) does. IoError: no such tensor, a conversion that is not done, an unreadable file;
   /// ShapeError: a box that the tensor does not have.
   void read(const std::string& name, const Box& box, at::Tensor into) const;
   /// The text of a small file in the folder; empty: there is none. IoError if it cannot be read.

@@ -13,13 +13,13 @@ Mesh::Mesh(World& world, const MeshShape& shape) : world_(&world), shape_(shape)
   if (shape.ranks() != world.size()) {
     throw ConfigError(fmt::format("mesh: made for {} ranks, but this run has {}", shape.ranks(), world.size()));
   }
-  for (auto axis : {Axis::DpOuter, Axis::DpShard, Axis::World, Axis::ExpertDp, Axis::Expert}) {
+  for (auto [axis, name] : kAxes) {
     auto expected = shape.members(axis, rank());
     auto communicator =
-        world.split(shape.color(axis, rank()), shape.coordinate(axis, rank()), std::string(axis_name(axis)));
+        world.split(shape.color(axis, rank()), shape.coordinate(axis, rank()), std::string(name));
     if (!std::ranges::equal(communicator->members(), expected)) {
       throw CommError(fmt::format("mesh: axis {} of rank {} should have the ranks {}, but its communicator has {}",
-                                  axis_name(axis), rank(), fmt::join(expected, " "),
+                                  name, rank(), fmt::join(expected, " "),
                                   fmt::join(communicator->members(), " ")));
     }
     axes_[static_cast<std::size_t>(axis)] = std::move(communicator);

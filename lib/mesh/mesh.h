@@ -4,7 +4,7 @@
 #include <array>
 #include <memory>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "mesh/mesh_shape.h"
 
 namespace meshard {
@@ -22,12 +22,14 @@ class Mesh {
   /// Local. The communicator of an axis (of size 1: a real one of one member, which issues nothing).
   Communicator& axis(Axis axis) const;
   int size(Axis axis) const { return shape_.size(axis); }
+  int data_parallel_ranks() const { return shape_.data_parallel_ranks(); }
+  int data_parallel_rank() const { return shape_.data_parallel_rank(rank()); }
   int coordinate(Axis axis) const { return shape_.coordinate(axis, rank()); }
 
  private:
   World* world_;
   MeshShape shape_;
-  std::array<std::unique_ptr<Communicator>, 5> axes_;
+  std::array<std::unique_ptr<Communicator>, kAxes.size()> axes_;
 };
 
 /// Collective over world. All ranks must have been given the same config: compares a hash of `resolved_config` and

@@ -6,22 +6,6 @@
 
 namespace meshard {
 
-std::string_view axis_name(Axis axis) {
-  switch (axis) {
-    case Axis::DpOuter:
-      return "dp_outer";
-    case Axis::DpShard:
-      return "dp_shard";
-    case Axis::World:
-      return "world";
-    case Axis::ExpertDp:
-      return "expert_dp";
-    case Axis::Expert:
-      return "expert";
-  }
-  throw ArgumentError("axis_name: not an axis");
-}
-
 MeshShape::MeshShape(int ranks, int dp_outer, int dp_shard, int expert)
     : ranks_(ranks), dp_outer_(dp_outer), dp_shard_(dp_shard), expert_(expert) {
   if (ranks < 1 || dp_outer < 1 || dp_shard < 1 || expert < 1) {
@@ -69,6 +53,10 @@ int MeshShape::coordinate(Axis axis, int rank) const {
       return rank % expert_;
   }
   throw ArgumentError("MeshShape::coordinate: not an axis");
+}
+
+int MeshShape::data_parallel_rank(int rank) const {
+  return coordinate(Axis::DpOuter, rank) * dp_shard_ + coordinate(Axis::DpShard, rank);
 }
 
 int MeshShape::color(Axis axis, int rank) const {

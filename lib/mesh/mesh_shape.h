@@ -2,10 +2,13 @@
 // The meshes of a run as pure arithmetic: any number of ranks, no MPI (`plan` uses it for 2,048). sharding.md
 // section 1.
 //
-//   dense   rank = outer * dp_shard + inner                      axes dp_outer, dp_shard
-//   world   position = inner * dp_outer + outer                  axis world: the order in which a 2-D flat buffer is
-//   cut expert  rank = expert_dp_rank * ep + expert_rank             axes expert_dp, expert
+//   mesh    axes                 where a rank lies
+//   dense   dp_outer, dp_shard   rank = outer * dp_shard + inner
+//   world   world                position = inner * dp_outer + outer, the order in which a 2-D flat buffer is cut
+//   expert  expert_dp, expert    rank = expert_dp_rank * ep + expert_rank
 
+#include <array>
+#include <cstddef>
 #include <string_view>
 #include <vector>
 
@@ -13,8 +16,22 @@ namespace meshard {
 
 enum class Axis { DpOuter, DpShard, World, ExpertDp, Expert };
 
-/// Local. dp_outer, dp_shard, world, expert_dp, expert.
-std::string_view axis_name(Axis axis);
+struct AxisInfo {
+  Axis axis;
+  std::string_view name;  ///< in configs, ledgers, files and messages
+};
+
+/// Every axis, once, in the order of the enum. A new one is a row here and its arithmetic in MeshShape.
+inline constexpr std::array<AxisInfo, 5> kAxes = {{{Axis::DpOuter, "dp_outer"},
+                                                   {Axis::DpShard, "dp_shard"},
+                                                   {Axis::World, "world"},
+                                                   {Axis::ExpertDp, "expert_dp"},
+                                                   {Axis::Expert, "expert"}}};
+
+/// Local.
+constexpr std::string_view axis_name(Axis axis) {
+  return kAxes[static_cast<std::size_t>(axis)].name;
+}
 
 class MeshShape {
  public:
@@ -23,6 +40,10 @@ class MeshShape {
   MeshShape(int ranks, int dp_outer, int dp_shard, int expert = 1);
 
   int ranks() const { return ranks_; }
+  /// Ranks that see different samples. It is this, and not the number of ranks, that a global batch is dealt out to.
+  int data_parallel_ranks() const { return dp_outer_ * dp_shard_; }
+  /// Local. Which of them world rank `rank` is: outer * dp_shard + inner.
+  int data_parallel_rank(int rank) const;
   int dp_outer() const { return dp_outer_; }
   int dp_shard() const { return dp_shard_; }
   int expert_dp() const { return ranks_ / expert_; }

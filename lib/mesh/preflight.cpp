@@ -14,7 +14,7 @@
 
 #include "base/cores.h"
 #include "base/json_text.h"
-#include "comm/device_backend.h"
+#include "comm/nccl/device_backend.h"
 #include "mesh/placement_check.h"
 
 namespace meshard {

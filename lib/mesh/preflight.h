@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "mesh/bandwidth.h"
 #include "mesh/mesh_shape.h"
 

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/number_ranges.h"
+#include "mesh/mesh_text.h"
 #include "mesh/placement_check.h"
 #include "mesh/preflight.h"
 
@@ -111,22 +112,15 @@ std::string bandwidth_table(const std::vector<Bandwidth>& bandwidths) {
   return cut ? text + "*: cut to fit time and memory\n" : text;
 }
 
-Json mesh_json(const MeshShape& shape) {
-  return {{"dp_outer", shape.dp_outer()},
-          {"dp_shard", shape.dp_shard()},
-          {"expert_dp", shape.expert_dp()},
-          {"expert", shape.expert()}};
-}
-
 }  // namespace
 
 std::string preflight_text(const PreflightReport& report) {
   auto& shape = report.shape;
   auto nodes = node_speeds(report.ranks).size();
   auto text =
-      fmt::format("preflight    {} rank{} on {} node{}, {}; dp_outer {} x dp_shard {}, expert_dp {} x expert {}",
+      fmt::format("preflight    {} rank{} on {} node{}, {}; {}, {}",
                   shape.ranks(), shape.ranks() == 1 ? "" : "s", nodes, nodes == 1 ? "" : "s",
-                  backend_name(report.backend), shape.dp_outer(), shape.dp_shard(), shape.expert_dp(), shape.expert());
+                  backend_name(report.backend), dense_text(shape), expert_text(shape));
   text +=
       "\n\n" + map_table(report.ranks) + "\n" + node_table(report.ranks) + "\n" + bandwidth_table(report.bandwidths);
   text += "\n";

@@ -39,8 +39,8 @@ at::Tensor signs_in_bf16(const at::Tensor& counts) {
 
 at::Tensor bias_update(const at::Tensor& counts, const MoeOptions& options) {
   auto sign = options.fault == Fault::CountsInBf16 ? signs_in_bf16(counts) : signs(counts);
-  auto update = sign.mul_(options.bias_update_rate);
-  return options.bias_recenter ? update.sub_(update.mean()) : update;
+  auto update = sign.mul_(options.expert_bias.update_rate);
+  return options.expert_bias.recenter ? update.sub_(update.mean()) : update;
 }
 
 LayerBalance describe(MoeLayer& layer, const at::Tensor& counts) {
@@ -139,7 +139,7 @@ bool Balance::biases_finite() const {
 
 void Balance::move_biases(const at::Tensor& totals) {
   auto& options = layers_.options();
-  if (!options.expert_bias) return;
+  if (!options.expert_bias.enabled) return;
   for (std::size_t i = 0; i < layers_.list().size(); ++i) {
     auto& router = layers_.list()[i]->router();
     if (router.frozen()) continue;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "moe/moe_layer.h"
 
 namespace meshard {

@@ -11,6 +11,14 @@ namespace meshard {
 
 class RoutingTap;
 
+/// The bias that is added to scores for the choice of experts, and moved after each step.
+struct ExpertBiasOptions {
+  bool enabled = true;
+  double update_rate = 1e-3;
+  bool recenter = false;  ///< subtract the mean of each update
+  double initial = 0.0;
+};
+
 /// Field names are Hugging Face's where it has them; the rest are the config's.
 struct MoeOptions {
   enum class Scoring { Sigmoid, Softmax };
@@ -28,10 +36,7 @@ struct MoeOptions {
   double routed_scaling_factor = 1.0;
   double initializer_range = 0.02;
 
-  bool expert_bias = true;
-  double bias_update_rate = 1e-3;
-  bool bias_recenter = false;
-  double bias_initial = 0.0;
+  ExpertBiasOptions expert_bias;
   AuxLoss aux_loss = AuxLoss::None;
   double aux_loss_coeff = 0.0;
   double z_loss_coeff = 0.0;

@@ -98,7 +98,7 @@ Router::Router(const MoeOptions& options, int layer, const MoePass& pass, const 
   const auto experts = options.n_routed_experts;
   weight_ = add_parameter("weight", {experts, options.hidden_size}, tensor_options,
                           Init::normal(options.initializer_range), /*decay=*/true);
-  const auto initial = options.bias_initial;
+  const auto initial = options.expert_bias.initial;
   const auto bias = [=] { return at::full({experts}, initial, at::kFloat); };
   add_buffer("e_score_correction_bias", bias, at::kCPU, /*persistent=*/true);
   const auto zero = [=] { return at::zeros({experts}, at::kLong); };
@@ -126,7 +126,7 @@ at::Tensor Router::forward(const at::Tensor& x) {
 }
 
 at::Tensor Router::bias_on(const at::Tensor& scores) {
-  return options_.expert_bias ? bias().to(scores.device(), at::kFloat) : at::Tensor();
+  return options_.expert_bias.enabled ? bias().to(scores.device(), at::kFloat) : at::Tensor();
 }
 
 at::Tensor Router::choose(const at::Tensor& scores) {
@@ -140,7 +140,7 @@ at::Tensor Router::choose(const at::Tensor& scores) {
 }
 
 at::Tensor Router::weights_of(const at::Tensor& scores, const at::Tensor& chosen) {
-  const bool biased = options_.fault == Fault::WeightsFromBiasedScores && options_.expert_bias;
+  const bool biased = options_.fault == Fault::WeightsFromBiasedScores && options_.expert_bias.enabled;
   auto weights = at::gather(biased ? scores + bias_on(scores) : scores, 1, chosen.to(scores.device()));
   if (options_.norm_topk_prob) {
     weights = weights / sum_of_weights(weights, options_.scoring);

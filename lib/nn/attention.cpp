@@ -3,7 +3,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
-#include "nn/attention_kernel.h"
+#include "nn/attention_cpu.h"
 #include "nn/gradients.h"
 
 namespace meshard {
@@ -67,24 +67,24 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
 
 }  // namespace
 
-Attention::Attention(const AttentionConfig& config, const RotaryTable& table, const at::TensorOptions& options)
-    : config_(config),
+Attention::Attention(const DecoderOptions& options, const RotaryTable& table, const at::TensorOptions& tensor_options)
+    : options_(options),
       table_(table),
-      q_proj_(config.hidden_size, config.num_attention_heads * config.head_dim, config.attention_bias,
-              config.initializer_range, options),
-      k_proj_(config.hidden_size, config.num_key_value_heads * config.head_dim, config.attention_bias,
-              config.initializer_range, options),
-      v_proj_(config.hidden_size, config.num_key_value_heads * config.head_dim, config.attention_bias,
-              config.initializer_range, options),
-      o_proj_(config.num_attention_heads * config.head_dim, config.hidden_size, config.output_bias,
-              config.initializer_range, options) {
+      q_proj_(options.hidden_size, options.num_attention_heads * options.head_dim, options.attention_bias,
+              options.initializer_range, tensor_options),
+      k_proj_(options.hidden_size, options.num_key_value_heads * options.head_dim, options.attention_bias,
+              options.initializer_range, tensor_options),
+      v_proj_(options.hidden_size, options.num_key_value_heads * options.head_dim, options.attention_bias,
+              options.initializer_range, tensor_options),
+      o_proj_(options.num_attention_heads * options.head_dim, options.hidden_size, options.attention_output_bias,
+              options.initializer_range, tensor_options) {
   add_child("q_proj", q_proj_);
   add_child("k_proj", k_proj_);
   add_child("v_proj", v_proj_);
   add_child("o_proj", o_proj_);
-  if (!config.use_qk_norm) return;
-  add_child("q_norm", q_norm_.emplace(config.head_dim, config.rms_norm_eps, options));
-  add_child("k_norm", k_norm_.emplace(config.head_dim, config.rms_norm_eps, options));
+  if (!options.use_qk_norm) return;
+  add_child("q_norm", q_norm_.emplace(options.head_dim, options.rms_norm_eps, tensor_options));
+  add_child("k_norm", k_norm_.emplace(options.head_dim, options.rms_norm_eps, tensor_options));
 }
 
 at::Tensor Attention::forward(const at::Tensor& input) {
@@ -94,7 +94,7 @@ at::Tensor Attention::forward(const at::Tensor& input) {
                                     optional_tensor(parameters[3]), optional_tensor(parameters[4]),
                                     optional_tensor(parameters[5]), parameters);
   const auto seq = input.size(1);
-  for (auto& x : qkv) x = x.view({input.size(0), seq, -1, config_.head_dim});
+  for (auto& x : qkv) x = x.view({input.size(0), seq, -1, options_.head_dim});
   if (q_norm_) {
     qkv[0] = q_norm_->add(qkv[0], {}).normed;
     qkv[1] = k_norm_->add(qkv[1], {}).normed;

@@ -4,35 +4,24 @@
 #include <optional>
 
 #include "nn/linear.h"
+#include "nn/options.h"
 #include "nn/rms_norm.h"
 #include "nn/rotary.h"
 
 namespace meshard {
 
-struct AttentionConfig {
-  std::int64_t hidden_size = 0;
-  std::int64_t num_attention_heads = 0;
-  std::int64_t num_key_value_heads = 0;
-  std::int64_t head_dim = 0;
-  bool use_qk_norm = false;
-  bool attention_bias = false;  ///< on q, k and v
-  bool output_bias = false;     ///< on o
-  double rms_norm_eps = 1e-5;
-  double initializer_range = 0.02;
-};
-
 class Attention : public Module {
  public:
   /// Local. Children q_proj, k_proj, v_proj, o_proj, and with use_qk_norm q_norm, k_norm. `table` must outlive this.
   /// The hooks of the first three and of the norms do not run: the unit that owns this module owns them.
-  Attention(const AttentionConfig& config, const RotaryTable& table, const at::TensorOptions& options);
+  Attention(const DecoderOptions& options, const RotaryTable& table, const at::TensorOptions& tensor_options);
 
  protected:
   /// Local. [batch, seq, hidden_size] -> the same.
   at::Tensor forward(const at::Tensor& input) override;
 
  private:
-  AttentionConfig config_;
+  DecoderOptions options_;
   const RotaryTable& table_;
   Linear q_proj_;
   Linear k_proj_;

@@ -9,32 +9,31 @@ namespace meshard {
 
 namespace {
 
-const DecoderConfig& checked(const DecoderConfig& config, const at::TensorOptions& options) {
+const DecoderOptions& checked(const DecoderOptions& options, const at::TensorOptions& tensor_options) {
   auto require = [](bool condition, const std::string& message) {
     if (!condition) throw ArgumentError(message);
   };
-  const auto dtype = c10::typeMetaToScalarType(options.dtype());
+  const auto dtype = c10::typeMetaToScalarType(tensor_options.dtype());
   require(dtype == at::kFloat || dtype == at::kBFloat16,
           fmt::format("a model of dtype {}: use fp32 or bf16", c10::toString(dtype)));
-  require(config.vocab_size > 0 && config.hidden_size > 0 && config.num_hidden_layers > 0 && config.head_dim > 0 &&
-              config.intermediate_size > 0 && config.max_position_embeddings > 0,
+  require(options.vocab_size > 0 && options.hidden_size > 0 && options.num_hidden_layers > 0 && options.head_dim > 0 &&
+              options.intermediate_size > 0 && options.max_position_embeddings > 0,
           "a model needs positive vocab_size, hidden_size, num_hidden_layers, head_dim, intermediate_size and "
           "max_position_embeddings");
-  require(config.num_key_value_heads > 0 && config.num_attention_heads > 0 &&
-              config.num_attention_heads % config.num_key_value_heads == 0,
-          fmt::format("{} attention heads cannot share {} key-value heads evenly", config.num_attention_heads,
-                      config.num_key_value_heads));
-  return config;
+  require(options.num_key_value_heads > 0 && options.num_attention_heads > 0 &&
+              options.num_attention_heads % options.num_key_value_heads == 0,
+          fmt::format("{} attention heads cannot share {} key-value heads evenly", options.num_attention_heads,
+                      options.num_key_value_heads));
+  return options;
 }
 
 }  // namespace
 
-CausalLM::CausalLM(const DecoderConfig& config, const at::TensorOptions& options,
-                   const FeedForwardFactory& feed_forward)
-    : model_(checked(config, options), feed_forward, options),
-      lm_head_(config.tie_word_embeddings
+CausalLM::CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options, const BlockFactories& factories)
+    : model_(checked(options, tensor_options), factories, tensor_options),
+      lm_head_(options.tie_word_embeddings
                    ? Linear(model_.embedding())
-                   : Linear(config.hidden_size, config.vocab_size, false, config.initializer_range, options)) {
+                   : Linear(options.hidden_size, options.vocab_size, false, options.initializer_range, tensor_options)) {
   add_child("model", model_);
   add_child("lm_head", lm_head_);
 }

@@ -9,12 +9,11 @@ namespace meshard {
 
 class CausalLM : public Module {
  public:
-  /// Local. The model on `options`' device (meta: no memory but the rotary tables, which are real, on the CPU) and
-  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h. `feed_forward` makes the blocks' feed-forward
-  /// parts; default: dense.
+  /// Local. The model on `tensor_options`' device (meta: no memory but the rotary tables, which are real, on the CPU) and
+  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h. `factories` make the parts of blocks.
   ///
   /// Throws ArgumentError for sizes that contradict each other, and a dtype that is neither.
-  CausalLM(const DecoderConfig& config, const at::TensorOptions& options, const FeedForwardFactory& feed_forward = {});
+  CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options, const BlockFactories& factories = {});
 
   /// Local (sharded: as collective as the hooks are). scale * sum of token losses over ids and targets [batch, seq]
   /// int64: a scalar, fp32. Sharded: scale = ranks / target tokens of the whole step, as gradients are averaged over

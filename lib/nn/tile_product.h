@@ -26,6 +26,17 @@ struct RowMajor {
   std::int64_t stride;
 };
 
+/// to = from, transposed: for a right operand whose columns are wanted as rows.
+inline void transpose(RowMajor from, std::int64_t rows, std::int64_t columns, RowMajor to) {
+  constexpr std::int64_t kBlock = simd::kLanes;
+  for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
+    const auto r1 = std::min(rows, r0 + kBlock);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      for (auto r = r0; r < r1; ++r) to.data[c * to.stride + r] = from.data[r * from.stride + c];
+    }
+  }
+}
+
 template <int kRows>
 inline void tile_product(std::int64_t depth, LeftOperand a, RowMajor b, RowMajor c, bool add) {
   simd::Floats acc[kRows][2];

@@ -2,8 +2,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "optim/decay_runs.h"
 #include "optim/optimizer.h"
-#include "optim/runs.h"
 
 namespace meshard {
 

@@ -1,7 +1,7 @@
 #include <ATen/ops/_fused_sgd.h>
 
+#include "optim/decay_runs.h"
 #include "optim/optimizer.h"
-#include "optim/runs.h"
 
 namespace meshard {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "model/options.h"
 #include "nn/cross_entropy.h"
-#include "plan/assemble.h"
 
 namespace meshard {
 

@@ -3,8 +3,9 @@
 #include <set>
 
 #include "base/error.h"
+#include "model/build.h"
 #include "plan/activations.h"
-#include "plan/assemble.h"
+#include "plan/sharding.h"
 #include "plan/traffic.h"
 #include "plan/unsharded_peak.h"
 
@@ -27,10 +28,10 @@ void count_parameters(Plan& plan, const PlannedUnit& unit) {
   for (auto& group : unit.groups) {
     for (int i = 0; i < group.layout.count(); ++i) held += group.layout.numel(i);
   }
-  auto all = unit.expert_mesh ? held * plan.mesh.expert() : held;
+  auto all = unit.mesh == UnitMesh::Expert ? held * plan.mesh.expert() : held;
   plan.parameters += all;
   auto& moe = plan.config.model.moe;
-  plan.active_parameters += unit.routed_experts ? all / moe->n_routed_experts * moe->num_experts_per_tok : all;
+  plan.active_parameters += unit.kind == ModelUnit::Kind::RoutedExperts ? all / moe->n_routed_experts * moe->num_experts_per_tok : all;
 }
 
 }  // namespace
@@ -38,7 +39,7 @@ void count_parameters(Plan& plan, const PlannedUnit& unit) {
 Plan make_plan(const Config& config, int ranks) {
   Plan plan{config, mesh_shape(config, ranks), {}, 0, 0, 0, {}, {}};
   auto model = build_model(config, at::kMeta, {plan.mesh.expert(), 0, nullptr});
-  auto microbatches = config.accumulation_steps(ranks);
+  auto microbatches = config.accumulation_steps(plan.mesh.data_parallel_ranks());
   auto optimizer_bytes = state_bytes_per_element(config.optimizer.type);
 
   ModuleNames names(*model.lm);
@@ -49,19 +50,14 @@ Plan make_plan(const Config& config, int ranks) {
   for (auto& model_unit : model_units(model)) {
     auto options = shard_options(config, model_unit);
     auto* module = model_unit.module;
-    bool root = module == model.lm.get();
-    PlannedUnit unit;
-    unit.name = root ? "root" : names.of(*module);
-    unit.kept_gathered = root;
-    unit.routed_experts = model_unit.routed_experts;
-    unit.expert_mesh = options.experts;
-    unit.placement =
-        options.experts ? place_experts(options.strategy, plan.mesh) : place_dense(options.strategy, plan.mesh);
-    unit.groups = plan_groups(*module, names, modules, owned, options.experts ? plan.mesh.expert_dp() : ranks);
+    bool root = model_unit.kind == ModelUnit::Kind::Root;
+    PlannedUnit unit{root ? "root" : names.of(*module), model_unit.kind, options.mesh, {}, {}};
+    unit.placement = place_unit(options.mesh, options.strategy, plan.mesh);
+    unit.groups = plan_groups(*module, names, modules, owned, unit.placement.num_shards);
     for (auto& group : unit.groups) {
       for (auto& entry : group.parameters) owned.insert(entry.parameter.id());
-      auto copies =
-          options.experts ? plan.mesh.expert() : 1;  // ranks that hold other experts have buffers of their own
+      // Ranks that hold other experts have buffers of their own.
+      auto copies = options.mesh == UnitMesh::Expert ? plan.mesh.expert() : 1;
       plan.padding_bytes += copies * group.layout.padding() * at::elementSize(group.dtype);
       add_group_traffic(traffic, group, unit.placement, plan.mesh, options.precision, microbatches, root);
       add_group_bytes(plan.bytes, group, unit.placement, plan.mesh, options.precision, optimizer_bytes);

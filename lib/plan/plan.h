@@ -10,6 +10,7 @@
 
 #include "config/config.h"
 #include "mesh/mesh_shape.h"
+#include "model/units.h"
 #include "sharding/placement.h"
 #include "sharding/unit_plan.h"
 
@@ -17,9 +18,8 @@ namespace meshard {
 
 struct PlannedUnit {
   std::string name;
-  bool kept_gathered = false;   ///< between forward and backward
-  bool routed_experts = false;  ///< within the layer that is the next unit
-  bool expert_mesh = false;     ///< shapes are those of one rank's experts
+  ModelUnit::Kind kind;  ///< routed experts come before the layer that they lie within; the root stays gathered
+  UnitMesh mesh;         ///< expert: shapes are those of one rank's experts
   GroupPlacement placement;
   std::vector<GroupPlan> groups;
 };

@@ -1,5 +1,6 @@
 #include <nlohmann/json.hpp>
 
+#include "mesh/mesh_text.h"
 #include "plan/plan.h"
 
 namespace meshard {
@@ -40,7 +41,7 @@ Json units_json(const Plan& plan, bool layout) {
                         {"tensors", tensors_json(group, layout)}});
     }
     units.push_back(
-        {{"name", unit.name}, {"mesh", unit.expert_mesh ? "expert" : "dense"}, {"groups", std::move(groups)}});
+        {{"name", unit.name}, {"mesh", unit.mesh == UnitMesh::Expert ? "expert" : "dense"}, {"groups", std::move(groups)}});
   }
   return units;
 }
@@ -59,13 +60,9 @@ Json plan_json(const Plan& plan, bool layout) {
                        {"estimate", row.estimate}});
   }
   return {{"ranks", mesh.ranks()},
-          {"mesh",
-           {{"dp_outer", mesh.dp_outer()},
-            {"dp_shard", mesh.dp_shard()},
-            {"expert_dp", mesh.expert_dp()},
-            {"expert", mesh.expert()}}},
+          {"mesh", mesh_json(mesh)},
           {"strategy", to_string(plan.config.parallel.strategy)},
-          {"accumulation_steps", plan.config.accumulation_steps(mesh.ranks())},
+          {"accumulation_steps", plan.config.accumulation_steps(mesh.data_parallel_ranks())},
           {"padding_bytes_total", plan.padding_bytes},
           {"parameters", {{"total", plan.parameters}, {"active", plan.active_parameters}}},
           {"units", units_json(plan, layout)},

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "config/run_path.h"
+#include "mesh/mesh_text.h"
 #include "plan/plan.h"
 
 namespace meshard {
@@ -82,11 +83,11 @@ std::string human_count(std::int64_t count) {
 std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
   auto& mesh = plan.mesh;
   auto text = fmt::format(
-      "ranks       {} = dp_outer {} x dp_shard {}; experts: expert_dp {} x expert {}\n"
+      "ranks       {} = {}; experts: {}\n"
       "strategy    {}, {} microbatches a step\n"
       "parameters  {} ({}){}\n",
-      mesh.ranks(), mesh.dp_outer(), mesh.dp_shard(), mesh.expert_dp(), mesh.expert(),
-      to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.ranks()), plan.parameters,
+      mesh.ranks(), dense_text(mesh), expert_text(mesh),
+      to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.data_parallel_ranks()), plan.parameters,
       human_count(plan.parameters),
       plan.active_parameters == plan.parameters ? "" : fmt::format(", {} active", human_count(plan.active_parameters)));
   // The batch scripts read these three.
@@ -96,13 +97,13 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
   if (ranks_per_node > 0) text += node_lines(mesh, ranks_per_node);
   text += "units\n";
   for (std::size_t first = 0; first < plan.units.size();) {
-    std::size_t period = plan.units[first].routed_experts ? 2 : 1;
+    std::size_t period = plan.units[first].kind == ModelUnit::Kind::RoutedExperts ? 2 : 1;
     auto count = layout ? 1 : repeats(plan.units, first, period);
     for (std::size_t i = first; i < first + period; ++i) {
       auto& unit = plan.units[i];
       text += "  " + unit.name;
       if (count > 1) text += fmt::format(" to {}, {} alike", plan.units[i + (count - 1) * period].name, count);
-      text += unit.expert_mesh ? " (one rank's experts)\n" : "\n";
+      text += unit.mesh == UnitMesh::Expert ? " (one rank's experts)\n" : "\n";
       for (auto& group : unit.groups) text += group_lines(group, layout);
     }
     first += count * period;

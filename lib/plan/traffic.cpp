@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "comm/ledger.h"
-#include "plan/assemble.h"
+#include "model/options.h"
 
 namespace meshard {
 
@@ -97,7 +97,7 @@ void add_moe_traffic(TrafficTable& table, const Config& config, const MeshShape&
 
   // Forward and backward each send rows to the experts and back; recomputation does the forward again, but not its
   // counts.
-  auto passes = layers * config.accumulation_steps(mesh.ranks());
+  auto passes = layers * config.accumulation_steps(mesh.data_parallel_ranks());
   bool recompute = config.train.activation_checkpoint == TrainConfig::Checkpointing::Full;
   auto element = static_cast<std::int64_t>(at::elementSize(scalar_type(config.precision.param)));
   auto pairs = config.train.micro_batch_size * config.train.seq_len * moe.num_experts_per_tok;

@@ -29,7 +29,7 @@ Stop stop_at(const PlannedUnit& unit, bool within_previous) {
 std::vector<Stop> forward_order(const std::vector<PlannedUnit>& units) {
   std::vector<Stop> order;
   for (std::size_t i = 0; i + 1 < units.size(); ++i) {
-    if (!units[i].routed_experts) {
+    if (units[i].kind != ModelUnit::Kind::RoutedExperts) {
       order.push_back(stop_at(units[i], false));
       continue;
     }

@@ -4,13 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <set>
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/metric_names.h"
 
 namespace meshard {
 
@@ -19,25 +19,12 @@ namespace {
 using Json = RunMetrics::Json;
 using Lines = std::map<std::int64_t, Json>;
 
-// What clock, machine or mesh change; bits per byte are the loss again.
-constexpr std::array<std::string_view, 13> kOnlyIfNamed = {"step_ms",
-                                                           "tokens_per_s",
-                                                           "tflops",
-                                                           "mfu",
-                                                           "mem_peak_bytes",
-                                                           "data_ms",
-                                                           "comm_ms",
-                                                           "comm_bytes",
-                                                           "moe.min_gap",
-                                                           "checkpoint_stall_ms",
-                                                           "fault",
-                                                           "bits_per_byte",
-                                                           "eval_bits_per_byte"};
 constexpr double kSmallestDifference = 1e-30;
 constexpr const char* kMissing = "missing";
 
 bool is_wanted(const std::string& metric, const CompareOptions& options) {
-  bool only_if_named = std::ranges::find(kOnlyIfNamed, metric) != kOnlyIfNamed.end();
+  auto* known = find_metric(metric);
+  bool only_if_named = known && known->nature != MetricNature::Result;
   if (options.metrics.empty()) return !only_if_named;
   return std::ranges::any_of(options.metrics, [&](const std::string& name) {
     return metric == name || (!only_if_named && metric.starts_with(name + "."));

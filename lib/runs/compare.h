@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "runs/run_metrics.h"
+#include "runs/metrics.h"
 
 namespace meshard {
 

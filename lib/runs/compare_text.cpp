@@ -23,11 +23,7 @@ struct MetricRow {
 std::string start_text(const RunMetrics& run) {
   std::vector<std::string> starts;
   for (auto& header : run.headers) {
-    auto mesh = header.value("mesh", RunMetrics::Json::object());
-    auto ranks = header.value("ranks", 1);
-    auto text = fmt::format("{} rank{} = dp_outer {} x dp_shard {}, expert {}, {}", ranks, ranks == 1 ? "" : "s",
-                            mesh.value("dp_outer", 1), mesh.value("dp_shard", 1), mesh.value("expert", 1),
-                            header.value("strategy", "no strategy"));
+    auto text = mesh_of_header(header);
     if (starts.empty() || starts.back() != text) starts.push_back(text);
   }
   std::string text;

@@ -66,12 +66,12 @@ std::string check_buffer(const at::Tensor& buffer, const at::Tensor& declared) {
 
 using CheckRange = std::string (*)(const OwnedRange&);
 
-std::string first_offender(const ShardingContext& context, CheckRange check_range, bool persistent_buffers) {
+std::string first_offender(const ShardingRuntime& runtime, CheckRange check_range, bool persistent_buffers) {
   std::string offender;
-  context.for_each_owned([&](const OwnedRange& owned) {
+  runtime.for_each_owned([&](const OwnedRange& owned) {
     if (offender.empty()) offender = check_range(owned);
   });
-  walk(context.root(), [&](const std::string& fqn, Module& module) {
+  walk(runtime.root(), [&](const std::string& fqn, Module& module) {
     for (auto& buffer : module.buffers()) {
       if (!offender.empty() || (buffer.persistent && !persistent_buffers)) continue;
       auto problem = check_buffer(buffer.tensor, buffer.declared());
@@ -81,8 +81,8 @@ std::string first_offender(const ShardingContext& context, CheckRange check_rang
   return offender;
 }
 
-void tell_together(const ShardingContext& context, const char* audit, const std::string& mine) {
-  auto offenders = context.mesh().world().gather_texts(mine);
+void tell_together(const ShardingRuntime& runtime, const char* audit, const std::string& mine) {
+  auto offenders = runtime.mesh().world().gather_texts(mine);
   for (std::size_t rank = 0; rank < offenders.size(); ++rank) {
     if (offenders[rank].empty()) continue;
     throw NonFiniteError(fmt::format("{}, rank {}: {}", audit, rank, offenders[rank]));
@@ -91,12 +91,12 @@ void tell_together(const ShardingContext& context, const char* audit, const std:
 
 }  // namespace
 
-void audit_initialisation(const ShardingContext& context) {
-  tell_together(context, "initialisation audit", first_offender(context, check_values, true));
+void audit_initialisation(const ShardingRuntime& runtime) {
+  tell_together(runtime, "initialisation audit", first_offender(runtime, check_values, true));
 }
 
-void audit_load(const ShardingContext& context) {
-  tell_together(context, "audit of the loaded state", first_offender(context, check_finite, false));
+void audit_load(const ShardingRuntime& runtime) {
+  tell_together(runtime, "audit of the loaded state", first_offender(runtime, check_finite, false));
 }
 
 }  // namespace meshard

@@ -65,9 +65,9 @@ void add_names(World& world, const std::string& mine, const char* prefix, std::v
   }
 }
 
-std::vector<std::string> find_nonfinite(const ShardingContext& context) {
+std::vector<std::string> find_nonfinite(const ShardingRuntime& runtime) {
   std::string weights, gradients;
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       if (!group->final_grad().defined()) continue;
       weights += nonfinite_in(*group, group->main_weights().local());
@@ -75,7 +75,7 @@ std::vector<std::string> find_nonfinite(const ShardingContext& context) {
     }
   }
   std::vector<std::string> names;
-  auto& world = context.mesh().world();
+  auto& world = runtime.mesh().world();
   add_names(world, weights, "weight ", names);
   add_names(world, gradients, "gradient of ", names);
   return names.empty() ? std::vector<std::string>{"the sum of squares of all gradients (overflow)"} : names;
@@ -100,12 +100,12 @@ at::Tensor sum_of_squares(const at::Tensor& flat) {
   return sum;
 }
 
-GradientNorm gradient_norm(const ShardingContext& context) {
-  auto& world = context.mesh().world();
-  auto count = static_cast<std::int64_t>(context.units().size());
+GradientNorm gradient_norm(const ShardingRuntime& runtime) {
+  auto& world = runtime.mesh().world();
+  auto count = static_cast<std::int64_t>(runtime.units().size());
   auto on_device = at::zeros({count}, at::device(world.device()).dtype(at::kDouble));
   for (std::int64_t i = 0; i < count; ++i) {
-    for (auto& group : context.units()[i]->groups()) {
+    for (auto& group : runtime.units()[i]->groups()) {
       if (!group->counts_in_sums() || !group->final_grad().defined()) continue;
       on_device.select(0, i) += sum_of_squares(group->final_grad());
     }
@@ -119,14 +119,14 @@ GradientNorm gradient_norm(const ShardingContext& context) {
   double total = 0.0;
   for (double square : norm.unit_squares) total += square;
   norm.value = std::sqrt(total);
-  if (!std::isfinite(total)) norm.nonfinite = find_nonfinite(context);
+  if (!std::isfinite(total)) norm.nonfinite = find_nonfinite(runtime);
   return norm;
 }
 
-void clip_gradients(const ShardingContext& context, const GradientNorm& norm, double max_norm) {
+void clip_gradients(const ShardingRuntime& runtime, const GradientNorm& norm, double max_norm) {
   double scale = max_norm / (norm.value + 1e-6);
   if (max_norm <= 0.0 || scale >= 1.0) return;
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       if (group->final_grad().defined()) group->final_grad().mul_(scale);
     }

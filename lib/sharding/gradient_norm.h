@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 
 namespace meshard {
 
@@ -24,9 +24,9 @@ at::Tensor sum_of_squares(const at::Tensor& flat);
 
 /// Collective over world. Squares are summed in fp64, once per parameter over the axes that shard it, never over
 /// replicas. Every rank gets the same bits, ranks that own nothing included.
-GradientNorm gradient_norm(const ShardingContext& context);
+GradientNorm gradient_norm(const ShardingRuntime& runtime);
 
 /// Local. Scales every final gradient by max_norm / (norm + 1e-6) if that is below 1; max_norm 0 turns it off.
-void clip_gradients(const ShardingContext& context, const GradientNorm& norm, double max_norm);
+void clip_gradients(const ShardingRuntime& runtime, const GradientNorm& norm, double max_norm);
 
 }  // namespace meshard

@@ -19,29 +19,29 @@ T& object(AutogradContext* ctx, const char* key) {
   return *reinterpret_cast<T*>(ctx->saved_data[key].toInt());
 }
 
-template <void (ShardingContext::*Event)(Unit&)>
+template <void (ShardingRuntime::*Event)(Unit&)>
 struct Identity : Function<Identity<Event>> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, std::int64_t context, std::int64_t unit) {
-    ctx->saved_data["context"] = context;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& tensor, std::int64_t runtime, std::int64_t unit) {
+    ctx->saved_data["runtime"] = runtime;
     ctx->saved_data["unit"] = unit;
     ctx->set_materialize_grads(false);
     return tensor.view_as(tensor);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    (object<ShardingContext>(ctx, "context").*Event)(object<Unit>(ctx, "unit"));
+    (object<ShardingRuntime>(ctx, "runtime").*Event)(object<Unit>(ctx, "unit"));
     return {grads[0], at::Tensor(), at::Tensor()};
   }
 };
 
 }  // namespace
 
-at::Tensor before_backward_identity(const at::Tensor& output, ShardingContext& context, Unit& unit) {
-  return Identity<&ShardingContext::before_backward>::apply(output, address(&context), address(&unit));
+at::Tensor before_backward_identity(const at::Tensor& output, ShardingRuntime& runtime, Unit& unit) {
+  return Identity<&ShardingRuntime::before_backward>::apply(output, address(&runtime), address(&unit));
 }
 
-at::Tensor after_backward_identity(const at::Tensor& input, ShardingContext& context, Unit& unit) {
-  return Identity<&ShardingContext::after_backward>::apply(input, address(&context), address(&unit));
+at::Tensor after_backward_identity(const at::Tensor& input, ShardingRuntime& runtime, Unit& unit) {
+  return Identity<&ShardingRuntime::after_backward>::apply(input, address(&runtime), address(&unit));
 }
 
 void materialise_buffers(Module& module, const std::set<const Module*>& unit_modules, at::Device device) {

@@ -1,29 +1,29 @@
 #pragma once
-// The seam between autograd and the sharding runtime: identities in the graph whose backward tells the context that a
+// The seam between autograd and the sharding runtime: identities in the graph whose backward tells the runtime that a
 // unit's backward begins or has ended.
 
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 
 namespace meshard {
 
-/// Calls the context around a unit's forward.
+/// Calls the runtime around a unit's forward.
 class UnitHooks : public ModuleHooks {
  public:
-  UnitHooks(ShardingContext& context, Unit& unit) : context_(context), unit_(unit) {}
-  at::Tensor pre_forward(const at::Tensor& input) override { return context_.before_forward(unit_, input); }
-  at::Tensor post_forward(const at::Tensor& output) override { return context_.after_forward(unit_, output); }
+  UnitHooks(ShardingRuntime& runtime, Unit& unit) : runtime_(runtime), unit_(unit) {}
+  at::Tensor pre_forward(const at::Tensor& input) override { return runtime_.before_forward(unit_, input); }
+  at::Tensor post_forward(const at::Tensor& output) override { return runtime_.after_forward(unit_, output); }
 
  private:
-  ShardingContext& context_;
+  ShardingRuntime& runtime_;
   Unit& unit_;
 };
 
-/// Local. `output` itself; its backward first calls context.before_backward(unit).
-at::Tensor before_backward_identity(const at::Tensor& output, ShardingContext& context, Unit& unit);
+/// Local. `output` itself; its backward first calls runtime.before_backward(unit).
+at::Tensor before_backward_identity(const at::Tensor& output, ShardingRuntime& runtime, Unit& unit);
 
 /// Local. `input` itself; its backward, which runs once all gradients of the unit's input have arrived, calls
-/// context.after_backward(unit). It was made before every node of the unit's forward, so it runs after all of them.
-at::Tensor after_backward_identity(const at::Tensor& input, ShardingContext& context, Unit& unit);
+/// runtime.after_backward(unit). It was made before every node of the unit's forward, so it runs after all of them.
+at::Tensor after_backward_identity(const at::Tensor& input, ShardingRuntime& runtime, Unit& unit);
 
 /// Local. Gives the meta buffers below `module` (outside nested units) their declared values. Real buffers keep storage
 /// and value: re-allocating them is the Megatron-LM #4155 fault.

@@ -21,9 +21,9 @@ std::uint64_t hash_of(const OwnedRange& owned) {
 
 }  // namespace
 
-std::uint64_t model_hash(const ShardingContext& context) {
+std::uint64_t model_hash(const ShardingRuntime& runtime) {
   std::uint64_t mine = 0;
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       if (!group->counts_in_sums()) continue;
       group->for_each_owned([&](const OwnedRange& owned) {
@@ -32,7 +32,7 @@ std::uint64_t model_hash(const ShardingContext& context) {
     }
   }
   std::uint64_t sum = 0;
-  for (auto& text : context.mesh().world().gather_texts(fmt::format("{}", mine))) sum += std::stoull(text);
+  for (auto& text : runtime.mesh().world().gather_texts(fmt::format("{}", mine))) sum += std::stoull(text);
   return sum;
 }
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "base/hash.h"
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 
 namespace meshard {
 
@@ -17,6 +17,6 @@ constexpr std::uint64_t element_hash(std::uint64_t fqn_hash, std::int64_t index,
 
 /// Collective over world (control traffic). The sum modulo 2^64 of element_hash() over the main weights, each physical
 /// parameter once, under its first FQN. sharding.md section 6.
-std::uint64_t model_hash(const ShardingContext& context);
+std::uint64_t model_hash(const ShardingRuntime& runtime);
 
 }  // namespace meshard

@@ -86,7 +86,7 @@ void ParamGroup::install() {
     slot.tensor = placement_.gathers() ? at::Tensor() : leaves_[i];
     slot.dtype = precision_.param;
   }
-  gathered_ = !placement_.gathers();
+  unsharded_ = placement_.gathers() ? Unsharded::Released : Unsharded::Gathered;
 }
 
 DBuffer ParamGroup::as_buffer(at::Tensor local, const Placements& placements) const {
@@ -98,29 +98,27 @@ at::Tensor ParamGroup::empty_flat(const Placements& placements, at::ScalarType d
 }
 
 void ParamGroup::start_gather() {
-  if (gathering_ || gathered_) return;
+  if (unsharded_ != Unsharded::Released) return;
   refresh_.wait();
   block_ = pool_.acquire(layout_->size() * full_.local().element_size());
   attach_memory(full_.local(), block_);
   gather_ = model_.start_redistribute(all_replicated(axes_.size()), full_, call()).work;
-  gathering_ = true;
+  unsharded_ = Unsharded::UnderWay;
 }
 
 void ParamGroup::finish_gather() {
   refresh_.wait();
-  if (!placement_.gathers()) return;
-  if (gathered_) return;
+  if (is_gathered()) return;
   start_gather();
   gather_.wait();
-  gathering_ = false;
-  gathered_ = true;
+  unsharded_ = Unsharded::Gathered;
   for (std::size_t i = 0; i < leaves_.size(); ++i) plan_.parameters[i].parameter.slot().tensor = leaves_[i];
 }
 
 void ParamGroup::release() {
-  if (!placement_.gathers() || (!gathered_ && !gathering_)) return;
+  if (!placement_.gathers() || unsharded_ == Unsharded::Released) return;
   gather_.wait();
-  gathering_ = gathered_ = false;
+  unsharded_ = Unsharded::Released;
   for (auto& entry : plan_.parameters) entry.parameter.slot().tensor = at::Tensor();
   full_.release_storage();
   pool_.give_back(std::move(block_));

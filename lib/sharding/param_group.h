@@ -1,6 +1,6 @@
 #pragma once
 // The storage of one parameter group and what happens to it in a step: gather, release, collect gradients, reduce,
-// finalise, refresh. Knows nothing of order or prefetch: that is the context's.
+// finalise, refresh. Knows nothing of order or prefetch: that is the runtime's.
 
 #include <memory>
 #include <string>
@@ -45,7 +45,7 @@ class ParamGroup {
   void finish_gather();
   /// Local. Gives the unsharded storage back; the slots become undefined. Nothing happens where P is replicated.
   void release();
-  bool gathered() const { return gathered_; }
+  bool is_gathered() const { return unsharded_ == Unsharded::Gathered; }
 
   // -- gradients
   /// Local. Gives every slot a sink in the flat gradient buffer.
@@ -112,7 +112,7 @@ class ParamGroup {
   std::vector<at::Tensor> leaves_;
   at::Tensor block_;  // memory under full_ while gathered
   Work gather_, refresh_;
-  bool gathering_ = false, gathered_ = false;
+  enum class Unsharded { Released, UnderWay, Gathered } unsharded_ = Unsharded::Released;  // always gathered: P replicated
 
   at::Tensor partial_, partial_block_;  // one backward's full gradients, where G shards
   at::Tensor reduced_;                  // a reduction's result on its way into pending_

@@ -71,12 +71,11 @@ void check_suffix(const Placements& placements) {
   }
 }
 
-bool GroupPlacement::gathers() const {
-  return std::ranges::find(params, Placement::Flat) != params.end();
-}
+namespace {
 
 GroupPlacement place_dense(Strategy strategy, const MeshShape& mesh) {
   GroupPlacement placement;
+  placement.num_shards = mesh.data_parallel_ranks();
   auto row = row_of(strategy);
   if (strategy == Strategy::Fsdp && mesh.dp_outer() > 1 && mesh.dp_shard() > 1) {
     add_axis(placement, Axis::World, row, 1);
@@ -89,11 +88,28 @@ GroupPlacement place_dense(Strategy strategy, const MeshShape& mesh) {
 
 GroupPlacement place_experts(Strategy strategy, const MeshShape& mesh) {
   GroupPlacement placement;
+  placement.num_shards = mesh.expert_dp();
   bool hybrid = strategy == Strategy::Hsdp || strategy == Strategy::Hfsdp;
   if (mesh.expert_dp() > 1) {
     add_axis(placement, Axis::ExpertDp, row_of(hybrid ? Strategy::Fsdp : strategy), 1);
   }
   return placement;
+}
+
+}  // namespace
+
+bool GroupPlacement::gathers() const {
+  return std::ranges::find(params, Placement::Flat) != params.end();
+}
+
+GroupPlacement place_unit(UnitMesh on, Strategy strategy, const MeshShape& mesh) {
+  switch (on) {
+    case UnitMesh::Dense:
+      return place_dense(strategy, mesh);
+    case UnitMesh::Expert:
+      return place_experts(strategy, mesh);
+  }
+  throw LogicError("unknown mesh of a unit");
 }
 
 }  // namespace meshard

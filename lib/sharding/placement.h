@@ -25,6 +25,12 @@ std::string to_string(const Placements& placements);
 /// Local. Throws ArgumentError ("suffix") unless the Flat axes form a suffix.
 void check_suffix(const Placements& placements);
 
+/// Which mesh the parameters of a unit are spread over.
+enum class UnitMesh {
+  Dense,   ///< dp_outer x dp_shard
+  Expert,  ///< routed experts, with expert parallelism: expert_dp, each rank of `expert` for its own experts
+};
+
 /// Where the buffers of a parameter group live: the axes that have more than one rank, outer first, and per axis the
 /// placement of each buffer. No axes: one rank, plain training.
 struct GroupPlacement {
@@ -32,14 +38,13 @@ struct GroupPlacement {
   Placements params;     ///< P: what a module holds between its forward and the next
   Placements grads;      ///< G: main gradients between microbatches
   Placements optimizer;  ///< O: main weights, optimizer state, and main gradients at the step
+  int num_shards = 1;    ///< of the flat layout: ranks of the mesh, whatever the placements, so that all share one layout
 
   bool gathers() const;  ///< P is sharded: a forward gathers and releases
 };
 
-/// Local. The table of section 4. Fsdp with both dense axes above 1 uses the one axis `world`.
-GroupPlacement place_dense(Strategy strategy, const MeshShape& mesh);
-
-/// Local. Routed experts: the 1-D form of the strategy over `expert_dp`; hsdp and hfsdp act as fsdp.
-GroupPlacement place_experts(Strategy strategy, const MeshShape& mesh);
+/// Local. The table of strategies (DESIGN.md). On the dense mesh, fsdp with both axes above 1 uses the one axis `world`;
+/// on the expert mesh each strategy takes its 1-D form over `expert_dp`, hsdp and hfsdp that of fsdp.
+GroupPlacement place_unit(UnitMesh on, Strategy strategy, const MeshShape& mesh);
 
 }  // namespace meshard

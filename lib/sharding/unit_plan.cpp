@@ -15,7 +15,7 @@ ModuleNames::ModuleNames(Module& root) : parameters_(named_parameters(root)) {
 
 const std::string& ModuleNames::of(const Module& module) const {
   auto found = modules_.find(&module);
-  if (found == modules_.end()) throw LogicError("this module is not below the root of the sharding context");
+  if (found == modules_.end()) throw LogicError("this module is not below the root of the sharding runtime");
   return found->second;
 }
 

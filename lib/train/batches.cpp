@@ -8,15 +8,15 @@
 
 namespace meshard {
 
-Batches::Batches(const Corpus& corpus, const Config& config, const World& world)
+Batches::Batches(const Corpus& corpus, const Config& config, const Mesh& mesh)
     : corpus_(corpus),
       sampler_(config.run.seed, corpus.train_samples()),
       micro_(config.train.micro_batch_size),
       seq_len_(config.train.seq_len),
-      rank_(world.rank()),
-      ranks_(world.size()),
+      rank_(mesh.data_parallel_rank()),
+      ranks_(mesh.data_parallel_ranks()),
       eval_windows_(std::min(corpus.eval_samples(), config.train.eval_batches * config.train.global_batch_size)),
-      device_(world.device()) {}
+      device_(mesh.world().device()) {}
 
 // fill(j, tokens) gives sample j of the microbatch, or returns false if there is none.
 template <class Fill>

@@ -18,7 +18,7 @@ struct Microbatch {
 class Batches {
  public:
   /// Local. `corpus` must outlive it.
-  Batches(const Corpus& corpus, const Config& config, const World& world);
+  Batches(const Corpus& corpus, const Config& config, const Mesh& mesh);
 
   /// Local. Microbatch `index` of the step whose global batch starts at sample position `first`.
   Microbatch train(std::int64_t first, std::int64_t index) const;

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
 #include "train/training_state.h"
 
 namespace meshard {
@@ -19,7 +19,7 @@ double seconds_from(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-Json facts_of(const TrainingParts& parts, const Progress& progress, int ranks) {
+Json facts_of(const SavedParts& parts, const Progress& progress, int ranks) {
   Json facts{{"step", progress.step},
              {"samples", progress.samples},
              {"tokens", progress.tokens},
@@ -33,15 +33,13 @@ Json facts_of(const TrainingParts& parts, const Progress& progress, int ranks) {
 }  // namespace
 
 Checkpoints::Checkpoints(World& world, Log& log, FileSystem& files, const std::filesystem::path& root,
-                         const TrainingParts& parts)
+                         const SavedParts& parts)
     : world_(world),
       log_(log),
       store_(files, root),
       parts_(parts),
       saver_(world, files, parts.config.checkpoint.async) {
-  together(world, [&] {
-    if (world.rank() == 0) store_.clear_partials();
-  });
+  on_rank_0(world, [&] { store_.clear_partials(); });
 }
 
 template <class Work>
@@ -68,7 +66,7 @@ void Checkpoints::save(const Progress& progress, double lr, bool now) {
   save_begin_ = Clock::now();
   guarded([&] {
     in_flight_ = progress.step;
-    auto state = training_state(parts_.context, parts_.optimizer, parts_.config, lr);
+    auto state = training_state(parts_.runtime, parts_.optimizer, parts_.config, lr);
     saver_.save(store_.folder(progress.step), std::move(state), facts_of(parts_, progress, world_.size()));
     if (!saver_.in_flight()) committed(store_.folder(progress.step));
   });

@@ -9,7 +9,7 @@
 #include "checkpoint/store.h"
 #include "config/config.h"
 #include "optim/optimizer.h"
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 #include "train/data_record.h"
 
 namespace meshard {
@@ -23,9 +23,9 @@ struct Progress {
 };
 
 /// What checkpoints are made of and loaded into; all of it must outlive them.
-struct TrainingParts {
+struct SavedParts {
   const Config& config;
-  ShardingContext& context;
+  ShardingRuntime& runtime;
   Optimizer& optimizer;
   const DataRecord* data = nullptr;  ///< rank 0's counts; null: no data, or not to be recorded and compared
 };
@@ -33,7 +33,7 @@ struct TrainingParts {
 class Checkpoints {
  public:
   /// Collective over world. Rank 0 clears what killed saves left behind.
-  Checkpoints(World& world, Log& log, FileSystem& files, const std::filesystem::path& root, const TrainingParts& parts);
+  Checkpoints(World& world, Log& log, FileSystem& files, const std::filesystem::path& root, const SavedParts& parts);
 
   /// Collective over world. Saves, or with checkpoint.async starts to; a save in flight is finished first. `now`: the
   /// checkpoint is complete on return. Throws on every rank if a save fails (checkpoint.on_error: stop), or logs it and
@@ -65,7 +65,7 @@ class Checkpoints {
   World& world_;
   Log& log_;
   CheckpointStore store_;
-  TrainingParts parts_;
+  SavedParts parts_;
   Saver saver_;
   std::chrono::steady_clock::time_point save_begin_;
   double stall_ = 0.0, slowest_save_ = 0.0;

@@ -5,8 +5,9 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "comm/together.h"
-#include "train/assemble.h"
+#include "comm/world/together.h"
+#include "plan/sharding.h"
+#include "train/options.h"
 #include "train/resume.h"
 #include "train/sharded_model.h"
 
@@ -52,16 +53,14 @@ void check_held_out(const Corpus& corpus, const Config& config, const std::strin
 
 Evaluation evaluate_checkpoint(World& world, Config config, const std::filesystem::path& checkpoint, Log& log) {
   shard_over_all_ranks(config.parallel, world.size());
-  together(world, [&] {
-    if (world.rank() == 0) require_fit(posix_file_system(), checkpoint, config);
-  });
+  on_rank_0(world, [&] { require_fit(posix_file_system(), checkpoint, config); });
   auto corpus = open_corpus(corpus_options(config));
   check_held_out(*corpus, config);
-  Batches batches(*corpus, config, world);
   Mesh mesh(world, mesh_shape(config, world.size()));
-  auto [model, context] = shard_model(config, mesh);
+  Batches batches(*corpus, config, mesh);
+  auto [model, runtime] = shard_model(config, mesh);
   auto optimizer = make_optimizer(config);
-  auto loaded = load_weights(world, posix_file_system(), checkpoint, {config, *context, *optimizer});
+  auto loaded = load_weights(world, posix_file_system(), checkpoint, {config, *runtime, *optimizer});
   if (!loaded.notes.empty()) log.print(loaded.notes);
 
   auto loss = held_out_loss(world, *model.lm, batches, [] { return false; });

@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/log.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "nn/causal_lm.h"
 #include "train/batches.h"

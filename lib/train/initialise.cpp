@@ -24,11 +24,11 @@ void fill(const Slot& slot, at::Tensor values, const IndexRange& elements, std::
 
 }  // namespace
 
-void initialise_sharded(ShardingContext& context, std::uint64_t seed) {
-  context.for_each_owned([&](const OwnedRange& owned) {
+void initialise_sharded(ShardingRuntime& runtime, std::uint64_t seed) {
+  runtime.for_each_owned([&](const OwnedRange& owned) {
     fill(owned.parameter.parameter.slot(), owned.values, owned.elements, seed, owned.parameter.fqn());
   });
-  context.refresh_weights();
+  runtime.refresh_weights();
 }
 
 void initialise_whole(Module& model, std::uint64_t seed) {

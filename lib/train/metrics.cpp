@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
 
 namespace meshard {
 

@@ -10,12 +10,12 @@
 #include "base/json_text.h"
 #include "base/memory.h"
 #include "checkpoint/store.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
 #include "hf/export.h"
 #include "hf/import.h"
 #include "hf/names.h"
-#include "train/assemble.h"
 #include "train/evaluate.h"
+#include "train/options.h"
 #include "train/training_state.h"
 
 namespace meshard {
@@ -208,7 +208,7 @@ Progress progress_of(const CheckpointReader& reader, std::int64_t steps, const C
   return {fact(reader, "step"), fact(reader, "samples"), fact(reader, "tokens")};
 }
 
-LoadedCheckpoint load_all(World& world, const Opened& opened, const TrainingParts& parts) {
+LoadedCheckpoint load_all(World& world, const Opened& opened, const SavedParts& parts) {
   auto& reader = *opened.reader;
   auto loaded = together(world, [&] {
     LoadedCheckpoint loaded;
@@ -218,8 +218,8 @@ LoadedCheckpoint load_all(World& world, const Opened& opened, const TrainingPart
     if (parts.data && world.rank() == 0 && !foreign) {
       add_note(loaded.notes, data_notes(reader, parts.config, *parts.data, fact(reader, "samples")));
     }
-    parts.optimizer.allocate(parts.context.weight_shards());
-    auto state = training_state(parts.context, parts.optimizer, parts.config, 0.0);
+    parts.optimizer.allocate(parts.runtime.weight_shards());
+    auto state = training_state(parts.runtime, parts.optimizer, parts.config, 0.0);
     if (foreign) add_note(loaded.notes, "there is no meshard.json: no config to compare");
     add_note(loaded.notes, opened.note);
     if (foreign) add_note(loaded.notes, hyperparameter_note(reader, state));
@@ -232,14 +232,14 @@ LoadedCheckpoint load_all(World& world, const Opened& opened, const TrainingPart
     loaded.progress = progress_of(reader, parts.optimizer.steps(), parts.config);
     return loaded;
   });
-  parts.context.refresh_weights();
+  parts.runtime.refresh_weights();
   return loaded;
 }
 
 }  // namespace
 
 std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
-                                              const TrainingParts& parts) {
+                                              const SavedParts& parts) {
   CheckpointStore store(files, root);
   std::string notes, listed;
   for (auto step : store.complete()) listed += fmt::format("{} ", step);
@@ -266,7 +266,7 @@ std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, c
 }
 
 LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
-                             const TrainingParts& parts) {
+                             const SavedParts& parts) {
   if (!files.exists(folder / ".metadata") && files.exists(folder / "checkpoints")) {
     auto loaded = resume_newest(world, files, folder / "checkpoints", parts);
     if (loaded) return *loaded;
@@ -302,7 +302,7 @@ Config config_of(const CheckpointReader& reader, const std::vector<std::string>&
 }
 
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
-                              const TrainingParts& parts) {
+                              const SavedParts& parts) {
   bool hugging_face = is_hugging_face(files, folder);
   Opened opened;
   if (!hugging_face) {
@@ -313,12 +313,12 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
   auto loaded = together(world, [&] {
     LoadedCheckpoint loaded;
     loaded.folder = reader ? reader->folder() : folder;
-    auto state = model_state(parts.context);
+    auto state = model_state(parts.runtime);
     if (hugging_face) {
       auto changes = changes_from_hugging_face(folder / "config.json", parts.config);
       add_note(loaded.notes, change_notes(changes, folder, "config.json"));
       Safetensors weights(files, folder);
-      for (auto& note : import_weights(weights, hf_model(parts.config), state)) add_note(loaded.notes, note);
+      for (auto& note : import_weights(weights, model_options(parts.config), state)) add_note(loaded.notes, note);
       return loaded;
     }
     add_note(loaded.notes, fault_note(*reader));
@@ -329,7 +329,7 @@ LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesy
     reader->read(state);
     return loaded;
   });
-  parts.context.refresh_weights();
+  parts.runtime.refresh_weights();
   return loaded;
 }
 
@@ -338,7 +338,7 @@ std::string contradiction(const CheckpointReader& reader) {
   bool of_a_run = facts.is_object() && facts.contains("config") && facts.contains("ranks") && facts.contains("step");
   if (!of_a_run) return "";
   try {
-    auto mismatch = fit_of(reader, hf_model(config_of(reader)));
+    auto mismatch = fit_of(reader, model_options(config_of(reader)));
     if (!mismatch.empty()) {
       return fmt::format("the config in {} makes another model than its tensors are:{}",
                          (reader.folder() / "meshard.json").string(), mismatch.text());
@@ -361,15 +361,15 @@ void require_fit(FileSystem& files, const std::filesystem::path& source, const C
     if (!reader) throw IoError(fmt::format("{} cannot be loaded:\n  {}", folder.string(), problem));
     config_notes(*reader, config);
     if (data && !reader->extra().is_null()) data_notes(*reader, config, *data, fact(*reader, "samples"));
-    note_mismatch(*reader, fit_of(*reader, hf_model(config)), config.checkpoint.strict);
+    note_mismatch(*reader, fit_of(*reader, model_options(config)), config.checkpoint.strict);
     return;
   }
   change_notes(changes_from_hugging_face(source / "config.json", config), source, "config.json");
   StateDict state;  // without pieces: nothing is read
-  for (auto& [fqn, shape] : model_tensors(hf_model(config))) {
+  for (auto& [fqn, shape] : model_tensors(model_options(config))) {
     state.tensors.push_back({"model." + fqn, {}, at::kFloat, shape, {}, {}});
   }
-  import_weights(Safetensors(files, source), hf_model(config), state);
+  import_weights(Safetensors(files, source), model_options(config), state);
 }
 
 bool require_newest_fit(FileSystem& files, const std::filesystem::path& root, const Config& config) {

@@ -23,11 +23,11 @@ struct LoadedCheckpoint {
 /// key, or (data.on_change: stop) of other data, with every difference; IoError if keys or shapes do not match
 /// (checkpoint.strict), or all are damaged. The same on every rank.
 std::optional<LoadedCheckpoint> resume_newest(World& world, FileSystem& files, const std::filesystem::path& root,
-                                              const TrainingParts& parts);
+                                              const SavedParts& parts);
 
 /// Collective over world. This checkpoint or, of a run's folder, its newest. Errors as above; damage is one.
 LoadedCheckpoint resume_from(World& world, FileSystem& files, const std::filesystem::path& folder,
-                             const TrainingParts& parts);
+                             const SavedParts& parts);
 
 /// Local. The config that a checkpoint was made with, with overrides. ConfigError for one that PyTorch wrote: it has
 /// none. IoError for a damaged one.
@@ -56,6 +56,6 @@ std::string fault_note(const CheckpointReader& reader);
 /// Hugging Face folder. Throws ConfigError, with both values of every key, if meshard.json or config.json says that
 /// they are another model's.
 LoadedCheckpoint load_weights(World& world, FileSystem& files, const std::filesystem::path& folder,
-                              const TrainingParts& parts);
+                              const SavedParts& parts);
 
 }  // namespace meshard

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
 
 namespace meshard {
 
@@ -56,9 +56,7 @@ std::unique_ptr<RoutingTap> open_replay(const Config& config) {
 std::unique_ptr<RoutingTap> start_recording(World& world, const Config& config) {
   auto& file = config.regression.record_routing;
   if (!file) return nullptr;
-  together(world, [&] {
-    if (world.rank() == 0) create_routing_file(*file, routing_shape(config));
-  });
+  on_rank_0(world, [&] { create_routing_file(*file, routing_shape(config)); });
   return together(world, [&] { return record_routing(*file, routing_shape(config)); });
 }
 

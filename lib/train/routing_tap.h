@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "moe/routing_file.h"
 

@@ -11,16 +11,16 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "base/whole_file.h"
-#include "checkpoint/file_system.h"
-#include "comm/together.h"
+#include "comm/world/together.h"
 #include "config/run_path.h"
-#include "plan/assemble.h"
+#include "dcp/file_system.h"
 #include "plan/plan.h"
+#include "plan/sharding.h"
 #include "sharding/audit.h"
 #include "sharding/model_hash.h"
-#include "train/assemble.h"
 #include "train/evaluate.h"
 #include "train/initialise.h"
+#include "train/options.h"
 #include "train/resume.h"
 #include "train/routing_tap.h"
 #include "train/sharded_model.h"
@@ -79,7 +79,7 @@ void check_own_checkpoints(const RunOptions& options, const RunFolder& folder, c
 }
 
 std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOptions& options, const RunFolder& folder,
-                                                       const TrainingParts& parts, Log& log) {
+                                                       const SavedParts& parts, Log& log) {
   auto& files = posix_file_system();
   std::optional<LoadedCheckpoint> loaded;
   if (begins_with_its_own(options, folder)) {
@@ -105,13 +105,13 @@ std::string again_text(const RunOptions& options, const RunFolder& folder) {
 }
 
 // Weights for the model: loaded or first ones, audited. Returns how far the run has come.
-Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, const TrainingParts& parts,
+Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, const SavedParts& parts,
                    Checkpoints& checkpoints, Log& log) {
   auto loaded = load_what_is_asked_for(world, options, folder, parts, log);
   if (!loaded && parts.config.init.device == InitConfig::Device::Meta) {
-    initialise_sharded(parts.context, parts.config.run.seed);
+    initialise_sharded(parts.runtime, parts.config.run.seed);
   }
-  if (parts.config.regression.guards) loaded ? audit_load(parts.context) : audit_initialisation(parts.context);
+  if (parts.config.regression.guards) loaded ? audit_load(parts.runtime) : audit_initialisation(parts.runtime);
   auto progress = loaded ? loaded->progress : Progress{};
   bool own = loaded && loaded->folder.parent_path() == folder.checkpoints();
   checkpoints.began_from(own ? progress.step : 0);
@@ -123,6 +123,45 @@ Progress begin_run(World& world, const RunOptions& options, RunFolder& folder, c
   return progress;
 }
 
+// What is read before the run's folder is touched: what cannot train must not cost an earlier run its results.
+struct Inputs {
+  std::unique_ptr<Corpus> corpus;
+  std::unique_ptr<RoutingTap> tap;  // null: no routing is replayed
+  DataRecord data;                  // rank 0's
+};
+
+Inputs open_inputs(World& world, const Config& config, const RunOptions& options) {
+  Inputs inputs;
+  inputs.corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
+  inputs.tap = together(world, [&] { return open_replay(config); });
+  if (config.train.eval_interval > 0) {
+    check_held_out(*inputs.corpus, config, ", or ask for no evaluation with train.eval_interval: 0");
+  }
+  on_rank_0(world, [&] {
+    inputs.data = data_record(*inputs.corpus);
+    check_sources(options, run_path(config.run), config, inputs.data);
+  });
+  return inputs;
+}
+
+void say_what_is_special(const Config& config, const RunOptions& options, const RunFolder& folder, Log& log) {
+  auto& regression = config.regression;
+  if (regression.fault != "none") {
+    log.print(fmt::format("FAULT ON: {} (regression.fault): this run is wrong on purpose", regression.fault));
+  }
+  if (!regression.guards) {
+    log.print("guards are OFF (regression.guards): a value that is not finite, or replicas that part, stop nothing");
+  }
+  if (folder.goes_on()) log.print(again_text(options, folder));
+  if (auto& file = regression.replay_routing) log.print(fmt::format("routing is replayed from {}", *file));
+}
+
+std::optional<Balance> balance_of(const Model& model, World& world, const Mesh& mesh, RoutingTap* tap) {
+  if (!model.moe) return {};
+  model.moe->pass().tap = tap;
+  return std::optional<Balance>(std::in_place, *model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard));
+}
+
 }  // namespace
 
 Outcome run_training(World& world, const Config& config, const RunOptions& options, Log& log) {
@@ -130,66 +169,39 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   check_same_config(world, resolved);
   at::set_num_threads(config.run.threads > 0 ? config.run.threads : cores_per_rank(world.place().local_size));
   world.set_timeout(std::chrono::seconds(config.comm.timeout_s));
+  auto [corpus, tap, data] = open_inputs(world, config, options);
 
-  // Before the folder: what cannot train must not cost an earlier run its results.
-  auto corpus = together(world, [&] { return open_corpus(corpus_options(config)); });
-  auto tap = together(world, [&] { return open_replay(config); });
-  if (config.train.eval_interval > 0) {
-    check_held_out(*corpus, config, ", or ask for no evaluation with train.eval_interval: 0");
-  }
-  auto data = together(world, [&] { return world.rank() == 0 ? data_record(*corpus) : DataRecord{}; });
-  together(world, [&] {
-    if (world.rank() == 0) check_sources(options, run_path(config.run), config, data);
-  });
-  auto resume = options.resume_from ? Resume::From : options.resume;
-  RunFolder folder(world, run_path(config.run), resume, options.overwrite);
+  RunFolder folder(world, run_path(config.run), options.resume_from ? Resume::From : options.resume, options.overwrite);
   world.move_dumps(folder.dump());
   world.enter_phase("start-up");
-  together(world, [&] {
-    if (world.rank() == 0) log.tee(folder.log());
-  });
-  if (config.regression.fault != "none") {
-    log.print(fmt::format("FAULT ON: {} (regression.fault): this run is wrong on purpose", config.regression.fault));
-  }
-  if (!config.regression.guards) {
-    log.print("guards are OFF (regression.guards): a value that is not finite, or replicas that part, stop nothing");
-  }
-  if (folder.goes_on()) log.print(again_text(options, folder));
-  if (tap) log.print(fmt::format("routing is replayed from {}", *config.regression.replay_routing));
+  on_rank_0(world, [&] { log.tee(folder.log()); });
+  say_what_is_special(config, options, folder, log);
   StopRequests stop(world, folder.stop(), config.train.max_minutes);
+  on_rank_0(world, [&] { check_own_checkpoints(options, folder, config); });
 
-  together(world, [&] {
-    if (world.rank() == 0) check_own_checkpoints(options, folder, config);
-  });
   Mesh mesh(world, mesh_shape(config, world.size()));
   auto plan = make_plan(config, world.size());
   if (!tap) tap = start_recording(world, config);
-  auto [model, context] = shard_model(config, mesh);
+  auto [model, runtime] = shard_model(config, mesh);
   auto optimizer = make_optimizer(config);
-  TrainingParts parts{config, *context, *optimizer, &data};
-  Checkpoints checkpoints(world, log, posix_file_system(), folder.checkpoints(), parts);
-  auto progress = begin_run(world, options, folder, parts, checkpoints, log);
-  together(world, [&] {  // not before a refused resume
-    if (world.rank() == 0) write_whole_file(folder.config(), resolved);
-  });
-  std::optional<Balance> balance;
-  if (model.moe) {
-    model.moe->pass().tap = tap.get();
-    balance.emplace(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard));
-  }
+  SavedParts saved{config, *runtime, *optimizer, &data};
+  Checkpoints checkpoints(world, log, posix_file_system(), folder.checkpoints(), saved);
+  auto progress = begin_run(world, options, folder, saved, checkpoints, log);
+  on_rank_0(world, [&] { write_whole_file(folder.config(), resolved); });  // not before a refused resume
+  auto balance = balance_of(model, world, mesh, tap.get());
 
-  Batches batches(*corpus, config, world);
+  Batches batches(*corpus, config, mesh);
+  auto flops = flops_per_token(config, plan.active_parameters);
   auto metrics = together(world, [&] {
-    return std::make_unique<Metrics>(world, log, config, folder.metrics(), corpus->is_bytes(),
-                                     flops_per_token(config, plan.active_parameters));
+    return std::make_unique<Metrics>(world, log, config, folder.metrics(), corpus->is_bytes(), flops);
   });
-  StartupFacts facts{plan, corpus->describe(), resolved, model_hash(*context), world.ledger(), progress.step};
+  StartupFacts facts{plan, corpus->describe(), resolved, model_hash(*runtime), world.ledger(), progress.step};
   log.print(startup_text(world, facts));
   metrics->header(startup_json(world, facts));
 
   Trainer trainer(
       config,
-      {*model.lm, *context, *optimizer, batches, *metrics, stop, checkpoints, balance ? &*balance : nullptr, tap.get()},
+      {*model.lm, *runtime, *optimizer, batches, *metrics, stop, checkpoints, balance ? &*balance : nullptr, tap.get()},
       progress);
   auto outcome = trainer.run(options.progress);
   if (outcome.exit_code == kExitDone) {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "base/log.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
 #include "train/run_folder.h"
 #include "train/trainer.h"

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "base/whole_file.h"
 #include "checkpoint/store.h"
-#include "comm/launcher.h"
+#include "comm/world/launcher.h"
 
 namespace meshard {
 

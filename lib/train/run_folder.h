@@ -15,7 +15,7 @@
 #include <string>
 
 #include "base/folder_lock.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 namespace meshard {
 

@@ -1,5 +1,6 @@
 #include "train/sharded_model.h"
 
+#include "plan/sharding.h"
 #include "train/faults.h"
 #include "train/initialise.h"
 
@@ -12,9 +13,9 @@ ShardedModel shard_model(const Config& config, Mesh& mesh) {
   sharded.model = build_model(config, meta ? at::kMeta : at::kCPU, parallel);
   auto& lm = *sharded.model.lm;
   if (!meta) initialise_whole(lm, config.run.seed);
-  sharded.context = std::make_unique<ShardingContext>(lm, mesh, config.parallel.prefetch);
+  sharded.runtime = std::make_unique<ShardingRuntime>(lm, mesh, config.parallel.prefetch);
   for (auto& unit : model_units(sharded.model)) {
-    sharded.context->fully_shard(*unit.module, shard_options(config, unit));
+    sharded.runtime->fully_shard(*unit.module, shard_options(config, unit));
   }
   strike_at_start(fault_of(config.regression.fault), lm, scalar_type(config.precision.param));
   return sharded;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/hash.h"
+#include "mesh/mesh_text.h"
 #include "train/metrics.h"
 #include "train/run.h"
 
@@ -35,11 +36,11 @@ std::string startup_text(World& world, const StartupFacts& facts) {
   auto& bytes = plan.bytes;
   auto text = fmt::format("{}\n", version_text());
   text +=
-      fmt::format("mesh         {} ranks = dp_outer {} x dp_shard {}, {}; {} threads a rank\n", mesh.ranks(),
-                  mesh.dp_outer(), mesh.dp_shard(), to_string(plan.config.parallel.strategy), at::get_num_threads());
+      fmt::format("mesh         {} rank{} = {}, {}; {} threads a rank\n", mesh.ranks(), mesh.ranks() == 1 ? "" : "s",
+                  dense_text(mesh), to_string(plan.config.parallel.strategy), at::get_num_threads());
   text += rank_lines(world.places());
   if (plan.config.model.moe)
-    text += fmt::format("experts      expert_dp {} x expert {}\n", mesh.expert_dp(), mesh.expert());
+    text += fmt::format("experts      {}\n", expert_text(mesh));
   text += fmt::format("model        {} parameters{} in {} units, hash {:016x}\n", plan.parameters,
                       plan.config.model.moe ? fmt::format(" ({} active)", plan.active_parameters) : "",
                       plan.units.size(), facts.model_hash);
@@ -61,11 +62,7 @@ Json startup_json(World& world, const StartupFacts& facts) {
   auto& mesh = facts.plan.mesh;
   Json header{{"versions", version_text()},
               {"ranks", mesh.ranks()},
-              {"mesh",
-               {{"dp_outer", mesh.dp_outer()},
-                {"dp_shard", mesh.dp_shard()},
-                {"expert_dp", mesh.expert_dp()},
-                {"expert", mesh.expert()}}},
+              {"mesh", mesh_json(mesh)},
               {"strategy", to_string(facts.plan.config.parallel.strategy)},
               {"places", std::move(ranks)},
               {"threads", at::get_num_threads()},

@@ -4,7 +4,7 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "plan/plan.h"
 
 namespace meshard {

@@ -26,14 +26,14 @@ StepRecord Trainer::step() {
   record.step = progress_.step + 1;
   record.lr = lr_ = learning_rate(schedule_, progress_.step);
 
-  auto microbatches = config_.accumulation_steps(world_.size());
+  auto microbatches = config_.accumulation_steps(runtime_.mesh().data_parallel_ranks());
   double loss = 0.0;
   for (std::int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
     loss += forward_backward(microbatch, microbatches, record);
   }
   record.loss = sum_over_ranks(world_, loss) / world_.size();
 
-  auto norm = gradient_norm(context_);
+  auto norm = gradient_norm(runtime_);
   record.grad_norm = norm.value;
   record.nonfinite = norm.nonfinite;
   if (balance_) {
@@ -46,11 +46,11 @@ StepRecord Trainer::step() {
   skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
   if (config_.health.on_nonfinite == HealthConfig::OnNonfinite::Skip) record.skipped_in_a_row = skipped_in_a_row_;
   if (finite) {
-    clip_gradients(context_, norm, config_.train.max_grad_norm);
-    optimizer_.step(context_.flat_shards(), record.lr);
-    context_.refresh_weights();
+    clip_gradients(runtime_, norm, config_.train.max_grad_norm);
+    optimizer_.step(runtime_.flat_shards(), record.lr);
+    runtime_.refresh_weights();
   }
-  context_.zero_grad();
+  runtime_.zero_grad();
   ++progress_.step;
   progress_.samples += config_.train.global_batch_size;
   progress_.tokens += config_.train.global_batch_size * config_.train.seq_len;
@@ -59,7 +59,7 @@ StepRecord Trainer::step() {
 
   if (config_.logging.per_layer) {
     for (std::size_t i = 0; i < norm.unit_squares.size(); ++i) {
-      record.unit_norms.emplace_back(context_.units()[i]->name(), std::sqrt(norm.unit_squares[i]));
+      record.unit_norms.emplace_back(runtime_.units()[i]->name(), std::sqrt(norm.unit_squares[i]));
     }
   }
   record.seconds = seconds_since(begin);
@@ -79,10 +79,13 @@ double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatc
   auto scale = world_.size() / tokens;
   if (tap_) {
     auto samples = config_.train.micro_batch_size;
-    tap_->begin(sample_position(first, microbatch, world_.rank(), world_.size(), samples, 0), samples);
+    auto& mesh = runtime_.mesh();
+    auto position =
+        sample_position(first, microbatch, mesh.data_parallel_rank(), mesh.data_parallel_ranks(), samples, 0);
+    tap_->begin(position, samples);
   }
   if (balance_) balance_->begin_microbatch(scale);
-  auto scope = context_.no_sync(microbatch + 1 < microbatches);
+  auto scope = runtime_.no_sync(microbatch + 1 < microbatches);
   auto loss = model_.loss(batch.ids, batch.targets, scale);
   loss.backward();
   if (balance_) balance_->end_microbatch(microbatch, microbatches);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 namespace meshard {
 

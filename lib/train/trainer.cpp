@@ -5,15 +5,15 @@
 
 #include <cmath>
 
-#include "train/assemble.h"
+#include "train/options.h"
 
 namespace meshard {
 
 Trainer::Trainer(const Config& config, const TrainerParts& parts, const Progress& begin)
     : config_(config),
       model_(parts.model),
-      context_(parts.context),
-      world_(parts.context.mesh().world()),
+      runtime_(parts.runtime),
+      world_(parts.runtime.mesh().world()),
       optimizer_(parts.optimizer),
       batches_(parts.batches),
       metrics_(parts.metrics),

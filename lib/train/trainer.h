@@ -11,8 +11,8 @@
 #include "nn/causal_lm.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "sharding/context.h"
 #include "sharding/gradient_norm.h"
+#include "sharding/runtime.h"
 #include "train/batches.h"
 #include "train/checkpoints.h"
 #include "train/metrics.h"
@@ -26,11 +26,11 @@ struct Outcome {
   std::string reason;
 };
 
-/// What a trainer works with; all of it must outlive the trainer. The model is sharded by `context` and has its
+/// What a trainer works with; all of it must outlive the trainer. The model is sharded by `runtime` and has its
 /// weights.
 struct TrainerParts {
   CausalLM& model;
-  ShardingContext& context;
+  ShardingRuntime& runtime;
   Optimizer& optimizer;
   const Batches& batches;
   Metrics& metrics;
@@ -74,7 +74,7 @@ class Trainer {
 
   const Config& config_;
   CausalLM& model_;
-  ShardingContext& context_;
+  ShardingRuntime& runtime_;
   World& world_;
   Optimizer& optimizer_;
   const Batches& batches_;

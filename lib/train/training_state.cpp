@@ -51,13 +51,13 @@ pickle::Pairs group_of(const OptimizerConfig& config, double lr, bool decays) {
 }
 
 // Group 0: what decays; group 1: the rest. An empty one is left out.
-void add_parameter_groups(StateDict& state, const ShardingContext& context, const Config& config, double lr) {
+void add_parameter_groups(StateDict& state, const ShardingRuntime& runtime, const Config& config, double lr) {
   std::int64_t index = 0;
   for (bool decays : {true, false}) {
     pickle::Items names;
-    for (auto& [fqn, parameter] : context.names().parameters()) {
+    for (auto& [fqn, parameter] : runtime.names().parameters()) {
       auto& slot = parameter.slot();
-      bool first_name = context.names().of(parameter).front() == fqn;
+      bool first_name = runtime.names().of(parameter).front() == fqn;
       if (first_name && slot.requires_grad && slot.decay == decays) names.push_back(Value::string(fqn));
     }
     if (names.empty()) continue;
@@ -71,10 +71,10 @@ void add_parameter_groups(StateDict& state, const ShardingContext& context, cons
   }
 }
 
-void add_optimizer_state(StateDict& state, const ShardingContext& context, const Optimizer& optimizer) {
+void add_optimizer_state(StateDict& state, const ShardingRuntime& runtime, const Optimizer& optimizer) {
   auto held = optimizer.state();
   auto steps = at::full({}, static_cast<double>(optimizer.steps()), at::kFloat);
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       auto& shard = group->name();
       for (auto& [owner, state_name, tensor] : held) {
@@ -82,14 +82,14 @@ void add_optimizer_state(StateDict& state, const ShardingContext& context, const
         auto path = [&name = state_name](const std::string& fqn) {
           return std::vector<PathElement>{"optimizer", "state", fqn, name};
         };
-        std::ranges::move(group_tensors(*group, context.mesh(), tensor, path, false),
+        std::ranges::move(group_tensors(*group, runtime.mesh(), tensor, path, false),
                           std::back_inserter(state.tensors));
       }
       bool has_state = std::ranges::any_of(held, [&](auto& entry) { return entry.shard == shard; });
       for (auto& parameter : group->plan().parameters) {
         if (!has_state) break;
         std::vector<PathElement> path{"optimizer", "state", parameter.fqn(), "step"};
-        state.tensors.push_back(replicated_tensor(path, steps.clone(), context.mesh().world().size()));
+        state.tensors.push_back(replicated_tensor(path, steps.clone(), runtime.mesh().world().size()));
       }
     }
   }
@@ -97,10 +97,10 @@ void add_optimizer_state(StateDict& state, const ShardingContext& context, const
 
 }  // namespace
 
-StateDict training_state(const ShardingContext& context, const Optimizer& optimizer, const Config& config, double lr) {
-  auto state = model_state(context);
-  add_optimizer_state(state, context, optimizer);
-  add_parameter_groups(state, context, config, lr);
+StateDict training_state(const ShardingRuntime& runtime, const Optimizer& optimizer, const Config& config, double lr) {
+  auto state = model_state(runtime);
+  add_optimizer_state(state, runtime, optimizer);
+  add_parameter_groups(state, runtime, config, lr);
   return state;
 }
 

@@ -10,7 +10,7 @@ namespace meshard {
 
 /// Local. The model's weights and persistent buffers; the optimizer's state, views of its own tensors; and its
 /// parameter groups as PyTorch knows them. The optimizer must have been allocated.
-StateDict training_state(const ShardingContext& context, const Optimizer& optimizer, const Config& config, double lr);
+StateDict training_state(const ShardingRuntime& runtime, const Optimizer& optimizer, const Config& config, double lr);
 
 /// Local. The optimizer's step count as a loaded state has it: reading fills the tensors that training_state() made.
 /// IoError, beginning with `where`, if its parameters disagree, or one is no count.

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "comm/device_backend.h"
+#include "comm/nccl/device_backend.h"
 #include "train/run.h"
 
 namespace meshard {

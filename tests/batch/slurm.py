@@ -150,7 +150,7 @@ def array():
     expect("points 0 and 2 ran, each in its folder", list(ran.values()) == [2, 0, 2], ran)
     expect("with their own values", "lr: 0.003" in (sweep / "optimizer.lr=3.0e-3/config.yaml").read_text(), sweep)
 
-    pair = write_sweep(scratch("sweep"), {name: ("steps: 20", "steps: 20") for name in ("goes on", "stops")})
+    pair = write_sweep(scratch("sweep"), {name: ("steps: 20", "steps: 400") for name in ("goes on", "stops")})
     run = Run(["jobs/submit.sh", "slurm", "--nodes", 1, "--ranks-per-node", 2, "--cores-per-rank", 1, "--time", "60",
                "--array", "0-1:1,1%2", pair, *sets(VALUES)], cwd=home, env=UNBOUND).wait(60)
     expect("submit.sh of a sweep", run.code == 0 and " jobs/slurm/array.sbatch " in run.out, run)

@@ -16,11 +16,11 @@
 #include <map>
 
 #include "base/error.h"
-#include "checkpoint/metadata.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 #include "config/config.h"
-#include "train/assemble.h"
+#include "dcp/metadata.h"
 #include "train/initialise.h"
+#include "train/options.h"
 #include "train/resume.h"
 #include "train/sharded_model.h"
 #include "train/training_state.h"
@@ -76,9 +76,9 @@ class CheckpointBench {
         mesh_(world, mesh_shape(config, world.size())),
         sharded_(shard_model(config, mesh_)),
         optimizer_(make_optimizer(config)),
-        parts_{config_, *sharded_.context, *optimizer_} {
-    initialise_sharded(*sharded_.context, config.run.seed);
-    optimizer_->allocate(sharded_.context->weight_shards());
+        parts_{config_, *sharded_.runtime, *optimizer_} {
+    initialise_sharded(*sharded_.runtime, config.run.seed);
+    optimizer_->allocate(sharded_.runtime->weight_shards());
     auto state = state_dict();
     for (auto& tensor : state.tensors) {
       for (auto& piece : tensor.pieces) {
@@ -149,7 +149,7 @@ class CheckpointBench {
   }
 
  private:
-  StateDict state_dict() { return training_state(*sharded_.context, *optimizer_, config_, 1e-3); }
+  StateDict state_dict() { return training_state(*sharded_.runtime, *optimizer_, config_, 1e-3); }
 
   template <class Work>
   void timed(const char* name, const Work& work) {
@@ -190,7 +190,7 @@ class CheckpointBench {
   Mesh mesh_;
   ShardedModel sharded_;
   std::unique_ptr<Optimizer> optimizer_;
-  TrainingParts parts_;
+  SavedParts parts_;
   std::vector<at::Tensor> reference_;
   std::int64_t own_bytes_ = 0, extra_memory_ = 0;
   std::map<std::string, std::vector<double>> seconds_;

@@ -11,9 +11,9 @@
 #include <cstdio>
 
 #include "base/error.h"
-#include "comm/nccl_backend.h"
+#include "comm/nccl/backend.h"
 #include "comm/recorder.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 using namespace meshard;
 

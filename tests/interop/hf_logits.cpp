@@ -16,7 +16,7 @@
 
 #include "base/error.h"
 #include "checkpoint/load.h"
-#include "plan/assemble.h"
+#include "model/build.h"
 
 using namespace meshard;
 using nlohmann::json;
@@ -65,7 +65,7 @@ class Weights {
     for (auto& [fqn, parameter] : named_parameters(*model.lm)) places_[fqn] = parameter.slot().tensor;
     if (!model.moe) return;
     experts_ = model.moe->options().n_routed_experts;
-    if (!model.moe->options().expert_bias) return;
+    if (!model.moe->options().expert_bias.enabled) return;
     for (auto* layer : model.moe->list()) {
       places_[fmt::format("model.layers.{}.mlp.gate.e_score_correction_bias", layer->layer())] = layer->router().bias();
     }

@@ -56,16 +56,16 @@ class FourGroups : public Module {
 
 struct GroupsRun {
   explicit GroupsRun(Strategy strategy)
-      : mesh(test_world(), {test_world().size(), 1, test_world().size()}), context(model, mesh) {
-    context.fully_shard(model, {.strategy = strategy});
-    saved.emplace(config, context, optimizer);
+      : mesh(test_world(), {test_world().size(), 1, test_world().size()}), runtime(model, mesh) {
+    runtime.fully_shard(model, {.strategy = strategy});
+    saved.emplace(config, runtime, optimizer);
   }
   StateDict state() const { return saved->state(); }
 
   Config config;
   Mesh mesh;
   FourGroups model;
-  ShardingContext context;
+  ShardingRuntime runtime;
   AdamW optimizer{{}};
   std::optional<SavedModel> saved;
 };

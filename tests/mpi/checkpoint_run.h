@@ -14,8 +14,9 @@
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
 #include "config/config.h"
+#include "plan/sharding.h"
 #include "support/sharded_pair.h"
-#include "train/assemble.h"
+#include "train/options.h"
 #include "train/sharded_model.h"
 #include "train/training_state.h"
 
@@ -38,9 +39,9 @@ inline at::Tensor expected_values(const StateTensor& tensor, const Box& box) {
 /// A model under the sharding runtime, and its optimizer; NaN everywhere at first.
 class SavedModel {
  public:
-  SavedModel(const Config& config, ShardingContext& context, Optimizer& optimizer)
-      : config_(config), context_(context), optimizer_(optimizer) {
-    optimizer_.allocate(context_.weight_shards());
+  SavedModel(const Config& config, ShardingRuntime& runtime, Optimizer& optimizer)
+      : config_(config), runtime_(runtime), optimizer_(optimizer) {
+    optimizer_.allocate(runtime_.weight_shards());
     for (auto& tensor : state().tensors) {
       for (auto& piece : tensor.pieces) piece.values.fill_(std::numeric_limits<double>::quiet_NaN());
     }
@@ -53,7 +54,7 @@ class SavedModel {
       if (is_step(tensor)) continue;
       for (auto& piece : tensor.pieces) piece.values.copy_(expected_values(tensor, piece.box));
     }
-    context_.refresh_weights();
+    runtime_.refresh_weights();
   }
 
   /// Collective.
@@ -63,7 +64,7 @@ class SavedModel {
     BOOST_TEST(reader.compare(into).empty(), reader.compare(into).text());
     reader.read(into);
     optimizer_.set_steps(optimizer_steps(into, "loaded"));
-    context_.refresh_weights();
+    runtime_.refresh_weights();
   }
 
   /// Local. Every element that this rank holds, to the bit.
@@ -76,11 +77,11 @@ class SavedModel {
     }
   }
 
-  StateDict state() const { return training_state(context_, optimizer_, config_, 0.1); }
+  StateDict state() const { return training_state(runtime_, optimizer_, config_, 0.1); }
 
  private:
   const Config& config_;
-  ShardingContext& context_;
+  ShardingRuntime& runtime_;
   Optimizer& optimizer_;
 };
 
@@ -117,7 +118,7 @@ data: {type: synthetic}
         mesh_(test_world(), mesh_shape(config_, test_world().size())),
         sharded_(shard_model(config_, mesh_)),
         optimizer_(make_optimizer(config_)),
-        saved_(config_, *sharded_.context, *optimizer_) {}
+        saved_(config_, *sharded_.runtime, *optimizer_) {}
 
   void fill() { saved_.fill(); }
   void load(const std::filesystem::path& folder) { saved_.load(folder); }

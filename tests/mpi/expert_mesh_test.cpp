@@ -7,8 +7,8 @@
 
 #include <boost/test/unit_test.hpp>
 
-#include "sharding/context.h"
 #include "sharding/gradient_norm.h"
+#include "sharding/runtime.h"
 #include "support/sharded_pair.h"
 #include "support/toy_modules.h"
 
@@ -104,9 +104,9 @@ BOOST_AUTO_TEST_CASE(gradients_equal_one_rank_for_every_expert_mesh) {
         Mixture model(mesh.axis(Axis::Expert), at::TensorOptions(at::kFloat));
         model.dense.weight.tensor().detach().copy_(test_values({kWidth, kWidth}, 1.0));
         model.experts.weight.tensor().detach().copy_(all_expert_weights().narrow(0, first, local));
-        ShardingContext context(model, mesh);
-        context.fully_shard(model.experts, {.strategy = strategy, .experts = true, .grad_divisor = double(ep)});
-        context.fully_shard(model, {.strategy = strategy});
+        ShardingRuntime runtime(model, mesh);
+        runtime.fully_shard(model.experts, {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
+        runtime.fully_shard(model, {.strategy = strategy});
 
         // By hand, the mean over ranks of d sum((w_e . (D x_e))^2): through plain autograd on one rank.
         auto dense = test_values({kWidth, kWidth}, 1.0).set_requires_grad(true);
@@ -118,11 +118,11 @@ BOOST_AUTO_TEST_CASE(gradients_equal_one_rank_for_every_expert_mesh) {
         loss.backward();
 
         model(tokens(world.rank())).square().sum().backward();
-        auto gradients = full_gradients(context);
+        auto gradients = full_gradients(runtime);
         BOOST_TEST(at::allclose(gradients.at("dense.weight"), dense.grad(), 1e-5, 1e-5));
         BOOST_TEST(at::allclose(gradients.at("experts.weight"), experts.grad().narrow(0, first, local), 1e-5, 1e-5));
         auto norm = std::sqrt((dense.grad().square().sum() + experts.grad().square().sum()).item<double>());
-        BOOST_TEST(gradient_norm(context).value == norm, boost::test_tools::tolerance(1e-5));
+        BOOST_TEST(gradient_norm(runtime).value == norm, boost::test_tools::tolerance(1e-5));
       }
     }
   }

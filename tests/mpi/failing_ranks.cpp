@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 using namespace meshard;
 

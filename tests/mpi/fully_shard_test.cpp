@@ -10,8 +10,8 @@
 
 #include "base/error.h"
 #include "optim/optimizer.h"
-#include "sharding/context.h"
 #include "sharding/gradient_norm.h"
+#include "sharding/runtime.h"
 #include "support/sharded_pair.h"
 #include "support/toy_modules.h"
 
@@ -48,17 +48,17 @@ at::Tensor my_rows(const at::Tensor& whole, int a) {
 
 struct ShardedStack {
   ShardedStack(Mesh& mesh, Strategy strategy, std::vector<std::int64_t> widths, Precision precision = {})
-      : model(widths, true, at::TensorOptions(at::kFloat)), context((fill_plain(model), model), mesh) {
+      : model(widths, true, at::TensorOptions(at::kFloat)), runtime((fill_plain(model), model), mesh) {
     ShardOptions options{.strategy = strategy, .precision = precision};
-    for (auto& layer : model.layers) context.fully_shard(*layer, options);
-    context.fully_shard(model, options);
+    for (auto& layer : model.layers) runtime.fully_shard(*layer, options);
+    runtime.fully_shard(model, options);
   }
 
   // One step's backward passes; the loss of the whole batch.
   double backward(const at::Tensor& whole, int microbatches, bool scoped = true) {
     double sum = 0.0;
     for (int a = 0; a < microbatches; ++a) {
-      auto scope = context.no_sync(scoped && a + 1 < microbatches);
+      auto scope = runtime.no_sync(scoped && a + 1 < microbatches);
       auto loss = loss_of(model, my_rows(whole, a)) * test_world().size();
       loss.backward();
       sum += loss.item<double>();
@@ -69,13 +69,13 @@ struct ShardedStack {
   }
 
   void sgd_step(double lr) {
-    for (auto& shard : context.flat_shards()) shard.weight.sub_(shard.grad, lr);
-    context.refresh_weights();
-    context.zero_grad();
+    for (auto& shard : runtime.flat_shards()) shard.weight.sub_(shard.grad, lr);
+    runtime.refresh_weights();
+    runtime.zero_grad();
   }
 
   toys::Stack model;
-  ShardingContext context;
+  ShardingRuntime runtime;
 };
 
 struct PlainStack {
@@ -164,7 +164,7 @@ BOOST_AUTO_TEST_CASE(five_sgd_steps_equal_the_unsharded_run) {
         auto whole = batch(step, microbatches) * 0.1;
         auto expected = plain.backward(whole);
         BOOST_TEST(sharded.backward(whole, microbatches) == expected, boost::test_tools::tolerance(1e-5));
-        check_close(full_gradients(sharded.context), plain.gradients());
+        check_close(full_gradients(sharded.runtime), plain.gradients());
         plain.sgd_step(0.05);
         sharded.sgd_step(0.05);
       }
@@ -180,7 +180,7 @@ BOOST_AUTO_TEST_CASE(two_unscoped_backwards_accumulate) {
     for (int step = 0; step < 2; ++step) {  // twice: buffers must not carry anything over
       plain.backward(batch(step, 3) * 0.1);
       sharded.backward(batch(step, 3) * 0.1, 3, /*scoped=*/false);
-      check_close(full_gradients(sharded.context), plain.gradients());
+      check_close(full_gradients(sharded.runtime), plain.gradients());
       plain.sgd_step(0.05);
       sharded.sgd_step(0.05);
     }
@@ -196,11 +196,11 @@ BOOST_AUTO_TEST_CASE(the_gradient_norm_is_that_of_one_rank) {
   on_every_mesh_and_strategy([&](Mesh& mesh, Strategy strategy) {
     ShardedStack sharded(mesh, strategy, {8, 16, 4});
     sharded.backward(batch(0, 1), 1);
-    auto norm = gradient_norm(sharded.context);
+    auto norm = gradient_norm(sharded.runtime);
     BOOST_TEST(norm.value == std::sqrt(squares), boost::test_tools::tolerance(1e-6));
     BOOST_TEST(norm.finite());
-    clip_gradients(sharded.context, norm, 1.0);
-    BOOST_TEST(gradient_norm(sharded.context).value == 1.0, boost::test_tools::tolerance(1e-5));
+    clip_gradients(sharded.runtime, norm, 1.0);
+    BOOST_TEST(gradient_norm(sharded.runtime).value == 1.0, boost::test_tools::tolerance(1e-5));
   });
 }
 
@@ -211,7 +211,7 @@ BOOST_AUTO_TEST_CASE(a_nonfinite_gradient_is_named_on_every_rank) {
     auto whole = batch(0, 1);
     whole[whole.size(0) - 1].fill_(NAN);  // a row of the last rank
     sharded.backward(whole, 1);
-    auto norm = gradient_norm(sharded.context);
+    auto norm = gradient_norm(sharded.runtime);
     BOOST_TEST(!norm.finite());
     BOOST_REQUIRE(!norm.nonfinite.empty());
     BOOST_TEST(norm.nonfinite.front().starts_with("gradient of layers."));
@@ -249,9 +249,9 @@ BOOST_AUTO_TEST_CASE(units_are_gathered_ahead_once_their_order_is_known) {
     Counts issued;
     WatchedChain model(3, [&] { issued.push_back(traffic("all_gather", "dp_shard").count); });
     fill_plain(model);
-    ShardingContext context(model, mesh, depth);
-    for (auto& layer : model.layers) context.fully_shard(*layer, {});
-    context.fully_shard(model, {});
+    ShardingRuntime runtime(model, mesh, depth);
+    for (auto& layer : model.layers) runtime.fully_shard(*layer, {});
+    runtime.fully_shard(model, {});
     for (int pass = 0; pass < 2; ++pass) {
       world.ledger().clear();
       issued.clear();
@@ -266,8 +266,8 @@ BOOST_AUTO_TEST_CASE(a_refresh_casts_once) {
   on_every_mesh_and_strategy([](Mesh& mesh, Strategy strategy) {
     toys::Stack model({8, 16, 4}, true, at::kFloat);
     fill_plain(model);
-    ShardingContext context(model, mesh);
-    context.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
+    ShardingRuntime runtime(model, mesh);
+    runtime.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
     static int copies;
     copies = 0;
     auto count = [](const at::RecordFunction& call) -> std::unique_ptr<at::ObserverContext> {
@@ -275,10 +275,10 @@ BOOST_AUTO_TEST_CASE(a_refresh_casts_once) {
       return nullptr;
     };
     auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(count));
-    context.refresh_weights();
+    runtime.refresh_weights();
     at::removeCallback(handle);
     BOOST_TEST(copies == 1);
-    context.units()[0]->groups()[0]->finish_gather();
+    runtime.units()[0]->groups()[0]->finish_gather();
   });
 }
 
@@ -288,16 +288,16 @@ BOOST_AUTO_TEST_CASE(two_backwards_average_over_ranks_and_add) {
   Mesh mesh(world, {world.size(), 1, world.size()});
   toys::Linear model(1, 64 * world.size(), false, at::TensorOptions(at::kFloat));  // 64 elements a rank, no padding
   model.weight.tensor().detach().fill_(1.0);
-  ShardingContext context(model, mesh);
-  auto& unit = context.fully_shard(model, {.strategy = Strategy::Fsdp});
+  ShardingRuntime runtime(model, mesh);
+  auto& unit = runtime.fully_shard(model, {.strategy = Strategy::Fsdp});
   for (int pass = 0; pass < 2; ++pass) {
-    auto scope = context.no_sync();
+    auto scope = runtime.no_sync();
     model(at::full({1, 1}, world.rank() + 1.0)).sum().backward();
   }
   auto& pending = unit.groups()[0]->pending_grad();
   BOOST_REQUIRE(pending.defined());
   BOOST_TEST((pending == world.size() + 1.0).all().item<bool>());
-  BOOST_CHECK_THROW(context.flat_shards(), LogicError);
+  BOOST_CHECK_THROW(runtime.flat_shards(), LogicError);
 }
 
 // Catches: main weights or moments rounded to bf16 between steps; gradients that reach the optimizer in another scale.
@@ -313,8 +313,8 @@ BOOST_AUTO_TEST_CASE(bf16_with_fp32_main_weights_follows_plain_bf16_adam) {
       fill_plain(*each);
       shrink(*each);
     }
-    ShardingContext context(model, mesh);
-    context.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
+    ShardingRuntime runtime(model, mesh);
+    runtime.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
     AdamW adam({.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.0});
     std::map<std::string, std::pair<at::Tensor, at::Tensor>> moments;
     double before = INFINITY;
@@ -339,11 +339,11 @@ BOOST_AUTO_TEST_CASE(bf16_with_fp32_main_weights_follows_plain_bf16_adam) {
         parameter.tensor().detach().addcdiv_(m, root, -kLr / (1 - std::pow(0.9, step)));
         parameter.tensor().mutable_grad() = at::Tensor();
       }
-      adam.step(context.flat_shards(), kLr);
-      context.refresh_weights();
-      context.zero_grad();
+      adam.step(runtime.flat_shards(), kLr);
+      runtime.refresh_weights();
+      runtime.zero_grad();
     }
-    for (auto& [name, weight] : full_weights(context)) {  // steps of 0.01 move fp32 main weights off the bf16 grid
+    for (auto& [name, weight] : full_weights(runtime)) {  // steps of 0.01 move fp32 main weights off the bf16 grid
       BOOST_TEST((weight.scalar_type() == at::kFloat));
       BOOST_TEST(!at::equal(weight, weight.to(at::kBFloat16).to(at::kFloat)));
     }
@@ -364,12 +364,12 @@ BOOST_AUTO_TEST_CASE(the_same_run_twice_is_bitwise_equal) {
         int turn = (test_world().rank() + step) % test_world().size();
         if (run == 1) std::this_thread::sleep_for(std::chrono::milliseconds(2 * turn));
         sharded.backward(batch(step, 2) * 0.1, 2);
-        auto norm = gradient_norm(sharded.context);
-        clip_gradients(sharded.context, norm, 0.5);
+        auto norm = gradient_norm(sharded.runtime);
+        clip_gradients(sharded.runtime, norm, 0.5);
         norms[run] += norm.value;
         sharded.sgd_step(0.05);
       }
-      weights[run] = full_weights(sharded.context);
+      weights[run] = full_weights(sharded.runtime);
     }
     at::globalContext().setDeterministicAlgorithms(false, false);
     check_close(weights[0], weights[1], 0.0, 0.0);
@@ -387,7 +387,7 @@ BOOST_AUTO_TEST_CASE(a_changed_order_of_units_is_followed) {
       plain.backward(batch(0, 1) * 0.1);
       sharded.backward(batch(0, 1) * 0.1, 1);
       auto expected = plain.gradients();
-      auto sharded_gradients = full_gradients(sharded.context);
+      auto sharded_gradients = full_gradients(sharded.runtime);
       for (auto& [name, grad] : expected) {  // a layer that did not run has zeros, and took part in every reduction
         if (!grad.defined()) grad = at::zeros_like(sharded_gradients.at(name));
       }

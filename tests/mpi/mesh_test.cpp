@@ -12,7 +12,6 @@
 using namespace meshard;
 
 namespace {
-constexpr Axis kAxes[] = {Axis::DpOuter, Axis::DpShard, Axis::World, Axis::ExpertDp, Axis::Expert};
 
 std::vector<MeshShape> shapes_of(int ranks) {
   if (ranks == 4) return {{4, 2, 2, 2}, {4, 1, 4, 4}, {4, 4, 1}};
@@ -25,7 +24,7 @@ BOOST_AUTO_TEST_CASE(communicators_are_those_of_the_arithmetic) {
   auto& world = test_world();
   for (auto& shape : shapes_of(world.size())) {
     Mesh mesh(world, shape);
-    for (auto axis : kAxes) {
+    for (auto [axis, name] : kAxes) {
       auto& communicator = mesh.axis(axis);
       BOOST_TEST(communicator.size() == shape.size(axis));
       BOOST_TEST(communicator.rank() == mesh.coordinate(axis));

@@ -42,8 +42,8 @@ class AddressSpaceLimit {
   rlimit before_{};
 };
 
-DecoderConfig many_small_blocks() {
-  DecoderConfig config;
+DecoderOptions many_small_blocks() {
+  DecoderOptions config;
   config.vocab_size = 264;
   config.hidden_size = 512;
   config.num_attention_heads = 8;
@@ -67,22 +67,22 @@ BOOST_AUTO_TEST_CASE(two_gigabytes_of_weights_train_within_the_limit) {
   for (auto& [fqn, parameter] : named_parameters(model)) weights += parameter.tensor().numel() * 4;
   BOOST_TEST(weights >= 2'000'000'000);
 
-  ShardingContext context(model, mesh);
-  for (auto* layer : model.layers()) context.fully_shard(*layer, {});
-  context.fully_shard(model, {});
-  context.for_each_owned([](const OwnedRange& owned) {
+  ShardingRuntime runtime(model, mesh);
+  for (auto* layer : model.layers()) runtime.fully_shard(*layer, {});
+  runtime.fully_shard(model, {});
+  runtime.for_each_owned([](const OwnedRange& owned) {
     fill_initial(owned.values, owned.parameter.parameter.slot().init, 7, hash_text(owned.parameter.fqn()),
                  owned.elements.begin);
   });
-  context.refresh_weights();
-  audit_initialisation(context);
+  runtime.refresh_weights();
+  audit_initialisation(runtime);
 
   auto ids = at::full({1, 8}, 1 + world.rank(), at::kLong);
   auto loss = model.loss(ids, ids, 1.0 / 8);
   loss.backward();
-  for (auto& shard : context.flat_shards()) shard.weight.sub_(shard.grad, 0.01);
-  context.refresh_weights();
-  context.zero_grad();
+  for (auto& shard : runtime.flat_shards()) shard.weight.sub_(shard.grad, 0.01);
+  runtime.refresh_weights();
+  runtime.zero_grad();
   BOOST_TEST(std::isfinite(loss.item<double>()));
-  BOOST_TEST(context.unsharded_bytes() < 200'000'000);
+  BOOST_TEST(runtime.unsharded_bytes() < 200'000'000);
 }

@@ -18,8 +18,8 @@ using namespace meshard;
 
 namespace {
 
-DecoderConfig small_config() {
-  DecoderConfig config;
+DecoderOptions small_config() {
+  DecoderOptions config;
   config.vocab_size = 40;
   config.hidden_size = 16;
   config.num_hidden_layers = 3;
@@ -42,7 +42,7 @@ void fill(at::Tensor values, const Slot& slot, const std::string& fqn, std::int6
   fill_initial(values, slot.init, 42, hash_text(fqn), begin);
 }
 
-std::map<std::string, at::Tensor> one_rank_gradients(const DecoderConfig& config, int sequences) {
+std::map<std::string, at::Tensor> one_rank_gradients(const DecoderOptions& config, int sequences) {
   CausalLM model(config, at::kFloat);
   ModuleNames names(model);
   for (auto& [fqn, parameter] : names.parameters()) {
@@ -55,26 +55,26 @@ std::map<std::string, at::Tensor> one_rank_gradients(const DecoderConfig& config
 }
 
 // `forwards`: how often an MLP ran in all.
-std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderConfig& config,
+std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderOptions& config,
                                                     const ShardOptions& options, int sequences, int microbatches,
                                                     int* forwards = nullptr) {
   auto& world = test_world();
   CausalLM model(config, at::TensorOptions(options.precision.param).device(at::kMeta));
-  ShardingContext context(model, mesh);
-  for (auto* layer : model.layers()) context.fully_shard(*layer, options);
-  context.fully_shard(model, options);
-  context.for_each_owned([](const OwnedRange& owned) {
+  ShardingRuntime runtime(model, mesh);
+  for (auto* layer : model.layers()) runtime.fully_shard(*layer, options);
+  runtime.fully_shard(model, options);
+  runtime.for_each_owned([](const OwnedRange& owned) {
     auto values = owned.values.cpu();
     fill(values, owned.parameter.parameter.slot(), owned.parameter.fqn(), owned.elements.begin);
     owned.values.copy_(values);
   });
-  context.refresh_weights();
+  runtime.refresh_weights();
   auto count = count_forwards(model.layers(), "mlp");
   auto rows = sequences / world.size() / microbatches;
   for (int step = 0; step < 2; ++step) {  // the second step runs by the recorded order
-    context.zero_grad();
+    runtime.zero_grad();
     for (int a = 0; a < microbatches; ++a) {
-      auto scope = context.no_sync(a + 1 < microbatches);
+      auto scope = runtime.no_sync(a + 1 < microbatches);
       auto first = (a * world.size() + world.rank()) * rows;
       model
           .loss(ids(0, sequences, 0, world.device()).narrow(0, first, rows),
@@ -83,7 +83,7 @@ std::map<std::string, at::Tensor> sharded_gradients(Mesh& mesh, const DecoderCon
     }
   }
   if (forwards) *forwards = *count;
-  return full_gradients(context);
+  return full_gradients(runtime);
 }
 
 }  // namespace

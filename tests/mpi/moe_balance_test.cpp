@@ -21,7 +21,7 @@ MoeOptions two_experts() {
   options.hidden_size = 4;
   options.moe_intermediate_size = 4;
   options.n_routed_experts = 2;
-  options.bias_update_rate = 0.25;
+  options.expert_bias.update_rate = 0.25;
   return options;
 }
 
@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(when_the_bias_stays) {
 
   auto options = two_experts();
   options.n_routed_experts = 4;
-  options.bias_recenter = true;
+  options.expert_bias.recenter = true;
   Fixture recentred(options);
   recentred.count(0, {0, 0, 0, 4});
   recentred.balance.end_step(true);
@@ -137,7 +137,7 @@ BOOST_AUTO_TEST_CASE(when_the_bias_stays) {
              boost::test_tools::per_element());
 
   options = two_experts();
-  options.expert_bias = false;
+  options.expert_bias.enabled = false;
   Fixture off(options);
   off.count(0, {0, 2});
   off.balance.end_step(true);

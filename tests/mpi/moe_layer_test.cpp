@@ -315,9 +315,9 @@ BOOST_AUTO_TEST_CASE(sharded_layers_equal_one_rank) {
       BOOST_TEST_CONTEXT("outer " << outer << " inner " << inner << " ep " << ep << " " << to_string(strategy)) {
         MoeLayer layer(options, 3, 0, parallel, pass, at::TensorOptions(at::kFloat));
         fill_layer(layer, plain);
-        ShardingContext context(layer, mesh);
-        context.fully_shard(layer.experts(), {.strategy = strategy, .experts = true, .grad_divisor = double(ep)});
-        context.fully_shard(layer, {.strategy = strategy});
+        ShardingRuntime runtime(layer, mesh);
+        runtime.fully_shard(layer.experts(), {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
+        runtime.fully_shard(layer, {.strategy = strategy});
         const auto x = leaf(layer_input(world.rank(), 6, options.hidden_size));
 
         const auto out = layer(x);
@@ -326,7 +326,7 @@ BOOST_AUTO_TEST_CASE(sharded_layers_equal_one_rank) {
         BOOST_TEST(near(out, expected_out, 1e-5));
         BOOST_TEST(near(x.grad(), expected_grad, 1e-5));
         BOOST_TEST(layer.router().counts().sum().item<std::int64_t>() == 6 * kTopK);
-        const auto gradients = full_gradients(context);
+        const auto gradients = full_gradients(runtime);
         const auto own = [&](int i, const at::Tensor& all) {
           return own_rows(layer.experts().parameters()[i].parameter, all);
         };

@@ -11,7 +11,7 @@
 
 #include "base/hash.h"
 #include "moe/balance.h"
-#include "plan/assemble.h"
+#include "plan/sharding.h"
 #include "sharding/audit.h"
 #include "sharding/gradient_norm.h"
 #include "sharding/model_hash.h"
@@ -67,18 +67,18 @@ Step run_step(Mesh& mesh, const Config& config, std::int64_t microbatches) {
   auto& world = mesh.world();
   ExpertParallel parallel{config.parallel.expert, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)};
   auto model = build_model(config, at::kMeta, parallel);
-  ShardingContext context(*model.lm, mesh);
-  for (auto& unit : model_units(model)) context.fully_shard(*unit.module, shard_options(config, unit));
-  initialise_sharded(context, kSeed);
-  audit_initialisation(context);
+  ShardingRuntime runtime(*model.lm, mesh);
+  for (auto& unit : model_units(model)) runtime.fully_shard(*unit.module, shard_options(config, unit));
+  initialise_sharded(runtime, kSeed);
+  audit_initialisation(runtime);
   Balance balance(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard));
 
   Step step;
-  step.hash = model_hash(context);
+  step.hash = model_hash(runtime);
   auto rows = kSequences / world.size() / microbatches;
   auto scale = world.size() / double(kSequences * kLength);
   for (std::int64_t a = 0; a < microbatches; ++a) {
-    auto scope = context.no_sync(a + 1 < microbatches);
+    auto scope = runtime.no_sync(a + 1 < microbatches);
     auto first = (a * world.size() + world.rank()) * rows;
     balance.begin_microbatch(scale);
     auto device = world.device();
@@ -86,8 +86,8 @@ Step run_step(Mesh& mesh, const Config& config, std::int64_t microbatches) {
         .backward();
     balance.end_microbatch(a, microbatches);
   }
-  step.gradients = full_gradients(context);
-  step.norm = gradient_norm(context).value;
+  step.gradients = full_gradients(runtime);
+  step.norm = gradient_norm(runtime).value;
   step.balance = balance.end_step(true);
   return step;
 }

@@ -87,9 +87,9 @@ class Pair : public Module {
 BOOST_AUTO_TEST_CASE(a_unit_owns_what_no_nested_unit_owns) {
   auto mesh = flat_mesh();
   toys::Nested model(4, kReal);
-  ShardingContext context(model, mesh);
-  auto& inner = context.fully_shard(model.inner, {});
-  auto& outer = context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  auto& inner = runtime.fully_shard(model.inner, {});
+  auto& outer = runtime.fully_shard(model, {});
   BOOST_TEST(fqns(*inner.groups()[0]) == std::vector<std::string>{"inner.weight"});
   BOOST_TEST(fqns(*outer.groups()[0]) == std::vector<std::string>{"bias"});
 }
@@ -100,8 +100,8 @@ BOOST_AUTO_TEST_CASE(a_tied_weight_is_one_parameter_with_two_names) {
   toys::Tied model(8, 4, kReal), plain(8, 4, kReal);
   fill_plain(model);
   fill_plain(plain);
-  ShardingContext context(model, mesh);
-  auto& unit = context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  auto& unit = runtime.fully_shard(model, {});
   BOOST_REQUIRE(unit.groups().size() == 1u);
   BOOST_TEST(unit.groups()[0]->plan().parameters.size() == 1u);
   BOOST_TEST(fqns(*unit.groups()[0]) == (std::vector<std::string>{"embed.weight", "head.weight"}));
@@ -110,7 +110,7 @@ BOOST_AUTO_TEST_CASE(a_tied_weight_is_one_parameter_with_two_names) {
   auto x = test_values({2, 8}, 5.0);
   model(x).square().sum().backward();
   plain(x).square().sum().backward();
-  BOOST_TEST(at::allclose(full_gradients(context).at("embed.weight"), plain.embed.tensor().grad(), 1e-5, 1e-5));
+  BOOST_TEST(at::allclose(full_gradients(runtime).at("embed.weight"), plain.embed.tensor().grad(), 1e-5, 1e-5));
 }
 
 // Catches: gradients or optimizer state for frozen weights; frozen and trained ones mixed in one buffer.
@@ -121,18 +121,18 @@ BOOST_AUTO_TEST_CASE(frozen_parameters_form_a_group_without_gradient) {
   model.left.weight.slot().requires_grad = false;
   model.left.weight.tensor().set_requires_grad(false);
   auto frozen = model.left.weight.tensor().clone();
-  ShardingContext context(model, mesh);
-  auto& unit = context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  auto& unit = runtime.fully_shard(model, {});
   BOOST_REQUIRE(unit.groups().size() == 2u);
   BOOST_TEST(unit.groups()[0]->name() == "root[fp32 frozen]");
   for (int step = 0; step < 2; ++step) {
     model(test_values({2, 4}, 1.0)).sum().backward();
-    BOOST_TEST(context.flat_shards().size() == 1u);
-    for (auto& shard : context.flat_shards()) shard.weight.sub_(shard.grad);
-    context.refresh_weights();
-    context.zero_grad();
+    BOOST_TEST(runtime.flat_shards().size() == 1u);
+    for (auto& shard : runtime.flat_shards()) shard.weight.sub_(shard.grad);
+    runtime.refresh_weights();
+    runtime.zero_grad();
   }
-  BOOST_TEST(at::equal(full_weights(context).at("left.weight"), frozen));
+  BOOST_TEST(at::equal(full_weights(runtime).at("left.weight"), frozen));
 }
 
 // Catches: parameters of two dtypes in one unit that share a buffer, or a name and with it their optimizer state.
@@ -145,16 +145,16 @@ BOOST_AUTO_TEST_CASE(two_dtypes_in_a_unit_are_two_named_groups) {
   right.dtype = at::kBFloat16;
   right.tensor = right.tensor.detach().to(at::kBFloat16).set_requires_grad(true);
   plain.right.weight.tensor().detach().copy_(right.tensor.detach());
-  ShardingContext context(model, mesh);
-  context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model, {});
   std::vector<std::string> names;
-  for (auto& shard : context.weight_shards()) names.push_back(shard.name);
+  for (auto& shard : runtime.weight_shards()) names.push_back(shard.name);
   BOOST_TEST(names == (std::vector<std::string>{"root[fp32]", "root[bf16]"}), boost::test_tools::per_element());
   auto x = test_values({2, 4}, 2.0);
   model(x).square().sum().backward();
   plain(x).square().sum().backward();
   for (auto& [name, parameter] : named_parameters(plain)) {
-    BOOST_TEST(at::allclose(full_gradients(context).at(name), parameter.tensor().grad(), 1e-5, 1e-5));
+    BOOST_TEST(at::allclose(full_gradients(runtime).at(name), parameter.tensor().grad(), 1e-5, 1e-5));
   }
 }
 
@@ -164,19 +164,19 @@ BOOST_AUTO_TEST_CASE(a_parent_without_parameters_is_a_unit) {
   Pair model(kReal), plain(kReal);
   fill_plain(model);
   fill_plain(plain);
-  ShardingContext context(model, mesh);
-  context.fully_shard(model.left, {});
-  context.fully_shard(model.right, {});
-  auto& parent = context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model.left, {});
+  runtime.fully_shard(model.right, {});
+  auto& parent = runtime.fully_shard(model, {});
   BOOST_TEST(parent.groups().empty());
   std::vector<std::string> names;
-  for (auto& unit : context.units()) names.push_back(unit->name());
+  for (auto& unit : runtime.units()) names.push_back(unit->name());
   BOOST_TEST(names == (std::vector<std::string>{"left", "right", "root"}));
   auto x = test_values({2, 4}, 2.0).set_requires_grad(true);
   model(x).square().sum().backward();
   plain(x).square().sum().backward();
   for (auto& [name, parameter] : named_parameters(plain)) {
-    BOOST_TEST(at::allclose(full_gradients(context).at(name), parameter.tensor().grad(), 1e-5, 1e-5));
+    BOOST_TEST(at::allclose(full_gradients(runtime).at(name), parameter.tensor().grad(), 1e-5, 1e-5));
   }
 }
 
@@ -186,11 +186,11 @@ BOOST_AUTO_TEST_CASE(meta_golden) {
     Mesh mesh(test_world(), shape);
     for (auto strategy : kStrategies) {
       Product model(at::TensorOptions(at::kBFloat16).device(at::kMeta));
-      ShardingContext context(model, mesh);
-      context.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
-      context.for_each_owned(
+      ShardingRuntime runtime(model, mesh);
+      runtime.fully_shard(model, {.strategy = strategy, .precision = {.param = at::kBFloat16}});
+      runtime.for_each_owned(
           [](const OwnedRange& owned) { owned.values.fill_(owned.parameter.fqn() == "w1" ? 2 : 3); });
-      context.refresh_weights();
+      runtime.refresh_weights();
       c10::NoGradGuard no_grad;
       auto y = model(at::ones({1, 4}, at::kBFloat16));
       BOOST_TEST((y == 96.0).all().item<bool>());
@@ -202,9 +202,9 @@ BOOST_AUTO_TEST_CASE(meta_golden) {
 BOOST_AUTO_TEST_CASE(uninitialised_units_are_refused_by_name) {
   auto mesh = flat_mesh();
   toys::Nested model(4, kOnMeta);
-  ShardingContext context(model, mesh);
-  context.fully_shard(model.inner, {});
-  context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model.inner, {});
+  runtime.fully_shard(model, {});
   BOOST_CHECK_EXCEPTION(model(at::ones({1, 4})), LogicError, says("unit root were never initialised"));
 }
 
@@ -214,10 +214,10 @@ BOOST_AUTO_TEST_CASE(an_unused_parameter_contributes_zeros) {
     auto mesh = flat_mesh();
     Odd model(kReal);
     fill_plain(model);
-    ShardingContext context(model, mesh);
-    context.fully_shard(model, {.strategy = strategy});
+    ShardingRuntime runtime(model, mesh);
+    runtime.fully_shard(model, {.strategy = strategy});
     model(at::ones({1, 8})).sum().backward();
-    auto gradients = full_gradients(context);
+    auto gradients = full_gradients(runtime);
     BOOST_TEST(at::equal(gradients.at("unused"), at::full({3, 2}, 0.0)));
     BOOST_TEST(at::equal(gradients.at("used"), at::full({8, 2}, 1.0)));
   }
@@ -229,8 +229,8 @@ BOOST_AUTO_TEST_CASE(buffers_real_and_meta_hold_their_values) {
   Odd model(kOnMeta);
   auto* storage = model.counter.const_data_ptr();
   model.counter.fill_(9);  // a value of its own, not the declared one
-  ShardingContext context(model, mesh);
-  context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model, {});
   BOOST_TEST(model.counter.const_data_ptr() == storage);
   BOOST_TEST(at::equal(model.counter, at::full({2}, 9, at::kLong)));
   BOOST_TEST(at::equal(model.table, test_values({4}, 3.0)));
@@ -240,23 +240,23 @@ BOOST_AUTO_TEST_CASE(buffers_real_and_meta_hold_their_values) {
 BOOST_AUTO_TEST_CASE(the_audit_names_the_first_offender) {
   auto mesh = flat_mesh();
   Odd model(kOnMeta);
-  ShardingContext context(model, mesh);
-  context.fully_shard(model, {});
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model, {});
   auto fill = [&](double used, double unused) {
-    context.for_each_owned(
+    runtime.for_each_owned(
         [&](const OwnedRange& owned) { owned.values.fill_(owned.parameter.fqn() == "used" ? used : unused); });
   };
   fill(0.01, 1.0);
-  BOOST_CHECK_NO_THROW(audit_initialisation(context));
+  BOOST_CHECK_NO_THROW(audit_initialisation(runtime));
   fill(0.2, 1.0);
-  BOOST_CHECK_EXCEPTION(audit_initialisation(context), Error, says("used holds values"));
+  BOOST_CHECK_EXCEPTION(audit_initialisation(runtime), Error, says("used holds values"));
   fill(0.01, 0.5);
-  BOOST_CHECK_EXCEPTION(audit_initialisation(context), Error, says("unused holds values from 0.5"));
+  BOOST_CHECK_EXCEPTION(audit_initialisation(runtime), Error, says("unused holds values from 0.5"));
   fill(0.01, NAN);
-  BOOST_CHECK_EXCEPTION(audit_initialisation(context), Error, says("unused holds a value that is not finite"));
+  BOOST_CHECK_EXCEPTION(audit_initialisation(runtime), Error, says("unused holds a value that is not finite"));
   fill(0.01, 1.0);
   model.table.fill_(0.0);
-  BOOST_CHECK_EXCEPTION(audit_initialisation(context), Error, says("buffer table holds"));
+  BOOST_CHECK_EXCEPTION(audit_initialisation(runtime), Error, says("buffer table holds"));
 }
 
 // Catches: a hash that depends on the mesh, or does not see a swap of two elements.
@@ -267,10 +267,10 @@ BOOST_AUTO_TEST_CASE(the_model_hash_is_of_values_not_of_meshes) {
     for (auto strategy : kStrategies) {
       toys::Stack model({8, 16, 4}, true, kReal);
       fill_plain(model);
-      ShardingContext context(model, mesh);
-      for (auto& layer : model.layers) context.fully_shard(*layer, {.strategy = strategy});
-      context.fully_shard(model, {.strategy = strategy});
-      auto hash = model_hash(context);
+      ShardingRuntime runtime(model, mesh);
+      for (auto& layer : model.layers) runtime.fully_shard(*layer, {.strategy = strategy});
+      runtime.fully_shard(model, {.strategy = strategy});
+      auto hash = model_hash(runtime);
       if (!first) first = hash;
       BOOST_TEST(hash == *first);
     }
@@ -282,9 +282,9 @@ BOOST_AUTO_TEST_CASE(the_model_hash_is_of_values_not_of_meshes) {
   auto swapped = weight[0][0].clone();
   weight[0][0].copy_(weight[0][1]);
   weight[0][1].copy_(swapped);
-  ShardingContext context(model, mesh);
-  context.fully_shard(model, {});
-  BOOST_TEST(model_hash(context) != *first);
+  ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model, {});
+  BOOST_TEST(model_hash(runtime) != *first);
 }
 
 // Catches: misuse that would train wrongly in silence.
@@ -293,30 +293,30 @@ BOOST_AUTO_TEST_CASE(misuse_is_a_logic_error) {
   toys::Nested model(4, kReal), other(4, kReal);
   fill_plain(model);
   auto before = model.bias.tensor();
-  ShardingContext context(model, mesh);
-  BOOST_CHECK_EXCEPTION(ShardingContext(other, mesh), LogicError, says("scope is open"));
-  BOOST_CHECK_EXCEPTION(context.fully_shard(other, {}), LogicError, says("not below the root"));
-  context.fully_shard(model.inner, {});
-  BOOST_CHECK_EXCEPTION(context.fully_shard(model.inner, {}), LogicError, says("sharded already"));
-  BOOST_CHECK_EXCEPTION(context.fully_shard(model, {.grad_divisor = 0.0}), ArgumentError, says("grad_divisor"));
+  ShardingRuntime runtime(model, mesh);
+  BOOST_CHECK_EXCEPTION(ShardingRuntime(other, mesh), LogicError, says("scope is open"));
+  BOOST_CHECK_EXCEPTION(runtime.fully_shard(other, {}), LogicError, says("not below the root"));
+  runtime.fully_shard(model.inner, {});
+  BOOST_CHECK_EXCEPTION(runtime.fully_shard(model.inner, {}), LogicError, says("sharded already"));
+  BOOST_CHECK_EXCEPTION(runtime.fully_shard(model, {.grad_divisor = 0.0}), ArgumentError, says("grad_divisor"));
   BOOST_TEST(model.bias.tensor().is_same(before));  // a failed call leaves the module as it was
   BOOST_TEST(!model.has_hooks());
   BOOST_CHECK_EXCEPTION(model.inner(at::ones({1, 4})), LogicError, says("before the root was sharded"));
-  context.fully_shard(model, {});
-  BOOST_CHECK_EXCEPTION(context.flat_shards(), LogicError, says("no gradients"));
+  runtime.fully_shard(model, {});
+  BOOST_CHECK_EXCEPTION(runtime.flat_shards(), LogicError, says("no gradients"));
   {
-    auto scope = context.no_sync();
+    auto scope = runtime.no_sync();
     model(at::ones({1, 4})).sum().backward();
   }
-  BOOST_CHECK_EXCEPTION(context.flat_shards(), LogicError, says("pending"));
-  context.zero_grad();
-  BOOST_CHECK_EXCEPTION(context.flat_shards(), LogicError, says("no gradients"));
+  BOOST_CHECK_EXCEPTION(runtime.flat_shards(), LogicError, says("pending"));
+  runtime.zero_grad();
+  BOOST_CHECK_EXCEPTION(runtime.flat_shards(), LogicError, says("no gradients"));
 }
 
 // Catches: fp16 and other dtypes that would overflow or be cast in silence.
 BOOST_AUTO_TEST_CASE(other_dtypes_are_refused) {
   auto mesh = flat_mesh();
   toys::Linear model(4, 4, false, at::TensorOptions(at::kHalf));
-  ShardingContext context(model, mesh);
-  BOOST_CHECK_EXCEPTION(context.fully_shard(model, {}), ArgumentError, says("fp16"));
+  ShardingRuntime runtime(model, mesh);
+  BOOST_CHECK_EXCEPTION(runtime.fully_shard(model, {}), ArgumentError, says("fp16"));
 }

@@ -9,14 +9,15 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/metric_names.h"
 #include "checkpoint/load.h"
 #include "config/config.h"
 #include "data/corpus.h"
-#include "plan/assemble.h"
+#include "plan/sharding.h"
 #include "sharding/model_hash.h"
 #include "support/mpi_test.h"
-#include "train/assemble.h"
 #include "train/initialise.h"
+#include "train/options.h"
 #include "train/trainer.h"
 
 using namespace meshard;
@@ -69,21 +70,21 @@ struct Run {
         config(parse_config(kConfig, "test.yaml", with_experts(std::move(overrides), ep), world.size())),
         mesh(world, mesh_shape(config, world.size())),
         model(build_model(config, at::kMeta, {ep, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)})),
-        context(*model.lm, mesh),
+        runtime(*model.lm, mesh),
         optimizer(make_optimizer(config)),
         corpus(config),
-        batches(corpus, config, world),
+        batches(corpus, config, mesh),
         log(false),
         metrics(world, log, config, made(folder) / "metrics.jsonl", false, 1.0),
         stop(world, folder / "STOP", std::nullopt),
         balance(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard)) {
-    for (auto& unit : model_units(model)) context.fully_shard(*unit.module, shard_options(config, unit));
-    initialise_sharded(context, 1);
-    optimizer->allocate(context.weight_shards());
+    for (auto& unit : model_units(model)) runtime.fully_shard(*unit.module, shard_options(config, unit));
+    initialise_sharded(runtime, 1);
+    optimizer->allocate(runtime.weight_shards());
     checkpoints.emplace(world, log, posix_file_system(), folder / "checkpoints",
-                        TrainingParts{config, context, *optimizer});
+                        SavedParts{config, runtime, *optimizer});
     checkpoints->began_from(begin.step);
-    TrainerParts parts{*model.lm, context, *optimizer, batches, metrics, stop, *checkpoints, &balance};
+    TrainerParts parts{*model.lm, runtime, *optimizer, batches, metrics, stop, *checkpoints, &balance};
     trainer.emplace(config, parts, begin);
   }
 
@@ -128,7 +129,7 @@ struct Run {
   Config config;
   Mesh mesh;
   Model model;
-  ShardingContext context;
+  ShardingRuntime runtime;
   std::unique_ptr<Optimizer> optimizer;
   WatchedCorpus corpus;
   Batches batches;
@@ -142,11 +143,11 @@ struct Run {
 
 // One weight of a router.
 void set_router(Run& run, float value) {
-  run.context.for_each_owned([&](const OwnedRange& owned) {
+  run.runtime.for_each_owned([&](const OwnedRange& owned) {
     bool first = owned.elements.begin == 0 && owned.parameter.fqn() == "model.layers.2.mlp.gate.weight";
     if (first) owned.values[0] = value;
   });
-  run.context.refresh_weights();
+  run.runtime.refresh_weights();
 }
 
 bool says(const std::string& text, const std::string& part) {
@@ -160,24 +161,24 @@ bool says(const std::string& text, const std::string& part) {
 BOOST_AUTO_TEST_CASE(a_nan_in_a_router_is_named) {
   Run run("router");
   set_router(run, std::numeric_limits<float>::quiet_NaN());
-  auto before = model_hash(run.context);
+  auto before = model_hash(run.runtime);
 
   auto message = run.end().text;
 
   BOOST_TEST(says(message, "step 1: not finite: weight model.layers.2.mlp.gate.weight, gradient of "), message);
-  BOOST_TEST(model_hash(run.context) == before);
+  BOOST_TEST(model_hash(run.runtime) == before);
 }
 
 // Catches: a bias that is not finite and trains on, or takes the optimizer step with it.
 BOOST_AUTO_TEST_CASE(a_nan_in_an_expert_bias_is_named) {
   Run run("bias");
   run.model.moe->list()[1]->router().bias()[3] = std::numeric_limits<float>::quiet_NaN();
-  auto before = model_hash(run.context);
+  auto before = model_hash(run.runtime);
 
   auto message = run.end().text;
 
   BOOST_TEST(says(message, "step 1: not finite: expert bias of layer 2;"), message);
-  BOOST_TEST(model_hash(run.context) == before);
+  BOOST_TEST(model_hash(run.runtime) == before);
 }
 
 // Catches: a save that is dropped because the run ends while it is in flight, whatever ends the run; an end that is not
@@ -208,6 +209,26 @@ BOOST_AUTO_TEST_CASE(a_save_in_flight_is_completed_by_an_error) {
     if (replicas.world.rank() > 0) replicas.model.moe->list()[0]->router().bias()[3] = 0.25f;
     check(replicas, "the expert bias is not the same on all ranks");
   }
+}
+
+// Catches: a number in metrics.jsonl that the table does not have, which `compare` would then take for a result.
+BOOST_AUTO_TEST_CASE(every_number_of_a_line_is_in_the_table) {
+  Run run("table", {"logging.per_layer=true", "train.eval_interval=2", "train.steps=2"});
+  run.end();
+  run.world.control().barrier();
+  auto check = [](const nlohmann::json& object, const std::string& prefix) {
+    for (auto& item : object.items()) BOOST_TEST(find_metric(prefix + item.key()) != nullptr, prefix << item.key());
+  };
+  int checked = 0;
+  for (auto& line : run.lines()) {
+    if (!line.contains("step")) continue;
+    check(line, "");
+    ++checked;
+    if (!line.contains("moe")) continue;
+    check(line["moe"], "moe.");
+    for (auto& layer : line["moe"]["layers"]) check(layer, "moe.");
+  }
+  BOOST_TEST(checked == 3);
 }
 
 // Catches: steps that are skipped for ever, without a word; a count that goes on after a sound step.

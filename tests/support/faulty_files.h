@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "checkpoint/file_system.h"
+#include "dcp/file_system.h"
 
 namespace meshard {
 

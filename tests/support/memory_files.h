@@ -6,7 +6,7 @@
 #include <set>
 
 #include "base/error.h"
-#include "checkpoint/file_system.h"
+#include "dcp/file_system.h"
 
 namespace meshard::test {
 

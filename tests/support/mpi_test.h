@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "comm/world.h"
+#include "comm/world/world.h"
 
 /// Local. The World of this test program. Its backend is mpi, or what MESHARD_TEST_BACKEND says (mpi, nccl, auto).
 meshard::World& test_world();

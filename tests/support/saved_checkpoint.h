@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "checkpoint/crc32c.h"
 #include "checkpoint/load.h"
+#include "dcp/crc32c.h"
 #include "support/memory_files.h"
 #include "support/torch_items.h"
 

@@ -7,7 +7,7 @@
 
 #include <map>
 
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 #include "support/mpi_test.h"
 
 namespace meshard {
@@ -45,9 +45,9 @@ inline std::map<std::string, at::Tensor> by_name(const GroupPlan& plan, const DB
 }
 
 /// Collective. The final gradients of a model, whole, by FQN.
-inline std::map<std::string, at::Tensor> full_gradients(const ShardingContext& context) {
+inline std::map<std::string, at::Tensor> full_gradients(const ShardingRuntime& runtime) {
   std::map<std::string, at::Tensor> all;
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       if (!group->final_grad().defined()) continue;
       auto& main = group->main_weights();
@@ -59,9 +59,9 @@ inline std::map<std::string, at::Tensor> full_gradients(const ShardingContext& c
 }
 
 /// Collective. The main weights, whole, by FQN.
-inline std::map<std::string, at::Tensor> full_weights(const ShardingContext& context) {
+inline std::map<std::string, at::Tensor> full_weights(const ShardingRuntime& runtime) {
   std::map<std::string, at::Tensor> all;
-  for (auto& unit : context.units()) {
+  for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) all.merge(by_name(group->plan(), gather_buffer(group->main_weights())));
   }
   return all;

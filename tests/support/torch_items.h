@@ -10,7 +10,7 @@
 #include <string>
 
 #include "base/error.h"
-#include "checkpoint/torch_archive.h"
+#include "dcp/torch_archive.h"
 
 namespace meshard {
 

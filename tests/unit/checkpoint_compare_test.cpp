@@ -10,7 +10,7 @@
 #include <limits>
 
 #include "checkpoint/compare.h"
-#include "checkpoint/tiling.h"
+#include "dcp/tiling.h"
 #include "support/saved_checkpoint.h"
 #include "support/torch_items.h"
 

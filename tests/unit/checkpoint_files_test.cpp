@@ -5,8 +5,8 @@
 #include <random>
 
 #include "base/error.h"
-#include "checkpoint/crc32c.h"
 #include "checkpoint/store.h"
+#include "dcp/crc32c.h"
 #include "support/faulty_files.h"
 
 using namespace meshard;

@@ -10,12 +10,12 @@
 #include <map>
 
 #include "base/error.h"
-#include "comm/device_choice.h"
 #include "comm/hang_report.h"
-#include "comm/launcher.h"
 #include "comm/ledger.h"
-#include "comm/message_pieces.h"
-#include "comm/reduce.h"
+#include "comm/mpi/message_pieces.h"
+#include "comm/mpi/reduce.h"
+#include "comm/world/device_choice.h"
+#include "comm/world/launcher.h"
 
 using namespace meshard;
 
@@ -218,8 +218,8 @@ BOOST_AUTO_TEST_CASE(the_batch_job_is_known) {
 namespace {
 
 /// A rank whose last collective is an all_gather of this sequence number, inside which it waits if `waits`.
-RingSnapshot ring(int rank, std::uint64_t sequence, bool waits) {
-  RingSnapshot ring;
+FlightSnapshot ring(int rank, std::uint64_t sequence, bool waits) {
+  FlightSnapshot ring;
   ring.rank = rank;
   ring.pid = 100 + rank;
   ring.host = "node7";
@@ -229,7 +229,7 @@ RingSnapshot ring(int rank, std::uint64_t sequence, bool waits) {
   ring.waiting = waits ? sequence : 0;
   ring.waiting_since = 990;
   for (auto each = sequence; each > 0 && each + 3 > sequence; --each) {
-    auto& entry = ring.entries[each % kRingEntries];
+    auto& entry = ring.entries[each % kFlightEntries];
     entry.sequence = each;
     entry.bytes = 4096;
     entry.entered = 980;
@@ -241,7 +241,7 @@ RingSnapshot ring(int rank, std::uint64_t sequence, bool waits) {
   return ring;
 }
 
-std::string first_line(std::vector<std::optional<RingSnapshot>> rings, std::vector<bool> silent) {
+std::string first_line(std::vector<std::optional<FlightSnapshot>> rings, std::vector<bool> silent) {
   auto text = hang_report({1000, 10, 0, "/dump", std::move(rings), std::move(silent)});
   return text.substr(0, text.find('\n'));
 }
@@ -276,16 +276,16 @@ BOOST_AUTO_TEST_CASE(rings_out_of_reach_are_counted) {
 BOOST_AUTO_TEST_CASE(a_ring_is_read_back) {
   auto folder = std::filesystem::temp_directory_path() / ("meshard-ring-" + std::to_string(::getpid()));
   {
-    RingFile file(folder, 2);
+    FlightRecorder file(folder, 2);
     file.ring().launch = 7;
     file.ring().rank = 2;
     copy_text(file.ring().phase, std::string(100, 'p'));
     file.ring().sequence = 5;
-    BOOST_TEST(read_ring(folder, 2, 7)->sequence == 5u);
-    BOOST_TEST(read_ring(folder, 2, 7)->phase == std::string(31, 'p'));
-    BOOST_TEST(!read_ring(folder, 2, 8));
-    BOOST_TEST(!read_ring(folder, 3, 7));
+    BOOST_TEST(read_flight_record(folder, 2, 7)->sequence == 5u);
+    BOOST_TEST(read_flight_record(folder, 2, 7)->phase == std::string(31, 'p'));
+    BOOST_TEST(!read_flight_record(folder, 2, 8));
+    BOOST_TEST(!read_flight_record(folder, 3, 7));
   }
   std::filesystem::remove_all(folder);
-  BOOST_CHECK_THROW(RingFile("/dev/null/folder", 0), IoError);
+  BOOST_CHECK_THROW(FlightRecorder("/dev/null/folder", 0), IoError);
 }

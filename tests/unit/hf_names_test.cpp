@@ -1,7 +1,7 @@
 #include <boost/test/unit_test.hpp>
 #include <map>
 
-#include "checkpoint/tiling.h"
+#include "dcp/tiling.h"
 #include "hf/names.h"
 #include "moe/moe_layer.h"
 #include "nn/causal_lm.h"
@@ -15,14 +15,16 @@ namespace {
 using Shapes = std::map<std::string, Shape>;
 
 /// What the modules themselves register, with the experts stacked.
-Shapes registered(const HfModel& model) {
+Shapes registered(const ModelOptions& model) {
   std::unique_ptr<MoeLayers> experts;
-  FeedForwardFactory feed_forward;
+  BlockFactories factories;
   if (model.moe) {
     experts = std::make_unique<MoeLayers>(*model.moe, model.first_k_dense_replace, ExpertParallel{});
-    feed_forward = [&](std::int64_t layer, const at::TensorOptions& options) { return experts->make(layer, options); };
+    factories.feed_forward = [&](std::int64_t layer, const at::TensorOptions& options) {
+      return experts->make(layer, options);
+    };
   }
-  CausalLM lm(model.decoder, at::TensorOptions().device(at::kMeta).dtype(at::kFloat), feed_forward);
+  CausalLM lm(model.decoder, at::TensorOptions().device(at::kMeta).dtype(at::kFloat), factories);
   Shapes shapes;
   for (auto& [fqn, parameter] : named_parameters(lm)) {
     shapes[fqn] = parameter.slot().part.whole_shape();
@@ -35,17 +37,17 @@ Shapes registered(const HfModel& model) {
   return shapes;
 }
 
-Shapes listed(const HfModel& model) {
+Shapes listed(const ModelOptions& model) {
   Shapes shapes;
   for (auto& tensor : model_tensors(model)) BOOST_TEST(shapes.emplace(tensor.fqn, tensor.shape).second, tensor.fqn);
   return shapes;
 }
 
-const HfModel kModels[] = {
+const ModelOptions kModels[] = {
     tiny_llama(),    tied(with_attention_bias(tiny_llama())), tiny_qwen(), tiny_glm(), with_attention_bias(tiny_glm()),
     tiny_qwen_moe(), with_attention_bias(tiny_qwen_moe())};
 
-std::map<std::string, FileTensor> exported(const HfModel& model) {
+std::map<std::string, FileTensor> exported(const ModelOptions& model) {
   std::map<std::string, FileTensor> tensors;
   for (auto& tensor : exported_tensors(model)) BOOST_TEST(tensors.emplace(tensor.name, tensor).second, tensor.name);
   return tensors;
@@ -121,7 +123,7 @@ BOOST_AUTO_TEST_CASE(exports_have_what_their_class_has) {
   BOOST_TEST(!exported(tiny_qwen_moe()).contains(bias));
   auto model = tiny_glm();
   BOOST_TEST(exported(model).at(bias).fqn == bias);
-  model.moe->expert_bias = false;
+  model.moe->expert_bias.enabled = false;
   BOOST_TEST(exported(model).at(bias).fqn == "");
   BOOST_TEST((exported(model).at(bias).shape == Shape{4}));
 

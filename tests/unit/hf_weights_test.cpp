@@ -6,7 +6,7 @@
 #include <boost/test/unit_test.hpp>
 #include <random>
 
-#include "checkpoint/torch_archive.h"
+#include "dcp/torch_archive.h"
 #include "hf/export.h"
 #include "hf/import.h"
 #include "hf/names.h"
@@ -21,7 +21,7 @@ namespace {
 using Tensors = std::map<std::string, at::Tensor>;
 
 /// Random values of every tensor of ours, by FQN. A tied head is the embedding.
-Tensors random_weights(const HfModel& model) {
+Tensors random_weights(const ModelOptions& model) {
   Tensors weights;
   for (auto& [fqn, shape] : model_tensors(model)) weights[fqn] = at::randn(shape);
   if (model.decoder.tie_word_embeddings) weights["lm_head.weight"] = weights["model.embed_tokens.weight"];
@@ -59,7 +59,7 @@ void put(MemoryFiles& files, const std::string& folder, const Tensors& tensors, 
 }
 
 /// All of the model's tensors, each in `cuts` + 1 random pieces along dimension 0 or 1, filled with 7.
-StateDict state_of(const HfModel& model, std::mt19937& random, int cuts) {
+StateDict state_of(const ModelOptions& model, std::mt19937& random, int cuts) {
   StateDict state;
   for (auto& [fqn, shape] : model_tensors(model)) {
     StateTensor tensor;
@@ -96,14 +96,14 @@ struct Imported {
   std::vector<std::string> notes;
 };
 
-Imported import(MemoryFiles& files, const std::string& folder, const HfModel& model, int cuts = 0) {
+Imported import(MemoryFiles& files, const std::string& folder, const ModelOptions& model, int cuts = 0) {
   std::mt19937 random(cuts);
   Imported result{state_of(model, random, cuts), {}};
   result.notes = import_weights(Safetensors(files, folder), model, result.state);
   return result;
 }
 
-std::string refusal(const HfModel& model, const Tensors& tensors) {
+std::string refusal(const ModelOptions& model, const Tensors& tensors) {
   MemoryFiles files;
   put(files, "m", tensors);
   std::mt19937 random(1);
@@ -157,7 +157,7 @@ BOOST_AUTO_TEST_CASE(files_fill_any_sharding) {
   for (auto& model : {with_attention_bias(tiny_llama()), tiny_glm(), tiny_qwen_moe()}) {
     const auto weights = random_weights(model);
     auto held = weights;
-    if (model.moe && !model.moe->expert_bias) {
+    if (model.moe && !model.moe->expert_bias.enabled) {
       std::erase_if(held, [](auto& tensor) { return is_expert_bias(tensor.first); });
     }
     MemoryFiles files;
@@ -167,7 +167,7 @@ BOOST_AUTO_TEST_CASE(files_fill_any_sharding) {
       for (auto* folder : {"split", "stacked"}) {
         auto result = import(files, folder, model, cuts);
         std::erase_if(result.state.tensors,
-                      [&](auto& tensor) { return is_expert_bias(tensor.key) && !model.moe->expert_bias; });
+                      [&](auto& tensor) { return is_expert_bias(tensor.key) && !model.moe->expert_bias.enabled; });
         BOOST_TEST(different(result.state, weights).empty());
         BOOST_TEST(result.notes.empty());
       }
@@ -228,7 +228,7 @@ BOOST_AUTO_TEST_CASE(what_does_not_fit_is_one_error) {
 // Catches: files of real models that are refused for what they need not have; a head or bias ignored that matters.
 BOOST_AUTO_TEST_CASE(harmless_extras_are_read_over) {
   auto model = tied(tiny_glm());
-  model.moe->expert_bias = false;
+  model.moe->expert_bias.enabled = false;
   model.moe->n_shared_experts = 0;
   auto tensors = by_expert(random_weights(model));
   tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = at::zeros({3});
@@ -288,7 +288,7 @@ BOOST_AUTO_TEST_CASE(prediction_layers_are_left_out) {
 // Catches: an export with values of another tensor, one that is not read back, a bias that is rounded.
 BOOST_AUTO_TEST_CASE(an_export_is_read_back) {
   auto plain = tiny_glm();
-  plain.moe->expert_bias = false;
+  plain.moe->expert_bias.enabled = false;
   plain.moe->n_shared_experts = 0;
   for (auto& model : {tied(tiny_llama()), tiny_glm(), plain, tiny_qwen_moe()}) {
     const auto weights = random_weights(model);
@@ -306,14 +306,14 @@ BOOST_AUTO_TEST_CASE(an_export_is_read_back) {
     BOOST_TEST(fp32.size() == bf16.size());
     for (auto& [name, values] : fp32) {
       BOOST_TEST_CONTEXT(name) {
-        const bool bias = is_expert_bias(name), off = bias && !model.moe->expert_bias;
+        const bool bias = is_expert_bias(name), off = bias && !model.moe->expert_bias.enabled;
         BOOST_TEST(values.equal(off || values.numel() == 0 ? at::zeros(values.sizes()) : expected.at(name)));
         BOOST_TEST(bf16.at(name).equal(values.to(bias ? at::kFloat : at::kBFloat16)));
       }
     }
     auto result = import(files, "fp32", model, 3);
     std::erase_if(result.state.tensors, [&](auto& tensor) {
-      return (is_expert_bias(tensor.key) && !model.moe->expert_bias) ||
+      return (is_expert_bias(tensor.key) && !model.moe->expert_bias.enabled) ||
              (model.decoder.tie_word_embeddings && tensor.key == "model.lm_head.weight");
     });
     BOOST_TEST(different(result.state, weights).empty());

@@ -61,7 +61,7 @@ BOOST_AUTO_TEST_CASE(golden_sigmoid) {
 BOOST_DATA_TEST_CASE(golden_softmax, data::make({false, true}), norm) {
   auto options = options_of(4, 2, 4);
   options.scoring = Scoring::Softmax;
-  options.expert_bias = false;
+  options.expert_bias.enabled = false;
   options.norm_topk_prob = norm;
   Bench bench(options);
   bench.make_transparent();
@@ -185,7 +185,7 @@ BOOST_AUTO_TEST_CASE(an_equal_bias_changes_no_bit) {
 BOOST_DATA_TEST_CASE(a_bias_that_is_off_is_there, data::make({Scoring::Sigmoid, Scoring::Softmax}), scoring) {
   auto options = options_of(4, 1, 4);
   options.scoring = scoring;
-  options.expert_bias = false;
+  options.expert_bias.enabled = false;
   Bench bench(options);
   const auto x = at::randn({30, 4});
   const auto before = bench.route(x);
@@ -197,7 +197,7 @@ BOOST_DATA_TEST_CASE(a_bias_that_is_off_is_there, data::make({Scoring::Sigmoid, 
 // Catches: buffers that go to meta with the weights or are persistent when they should not be; a wrong first value.
 BOOST_AUTO_TEST_CASE(buffers_are_real_in_a_model_on_meta) {
   auto options = options_of(4, 1, 4);
-  options.bias_initial = 0.5;
+  options.expert_bias.initial = 0.5;
   Bench bench(options, at::TensorOptions(at::kBFloat16).device(at::kMeta));
   BOOST_TEST(bench.weight().is_meta());
   BOOST_TEST(bench.slot().init.value == 0.02);

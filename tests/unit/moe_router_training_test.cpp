@@ -56,7 +56,7 @@ MoeOptions crowded(double capacity_factor) {
 MoeOptions with_losses(AuxLoss aux_loss, Scoring scoring) {
   auto options = options_of(6, 2, 8);
   options.scoring = scoring;
-  options.expert_bias = scoring == Scoring::Sigmoid;
+  options.expert_bias.enabled = scoring == Scoring::Sigmoid;
   options.aux_loss = aux_loss;
   options.aux_loss_coeff = aux_loss == AuxLoss::None ? 0.0 : 0.5;
   options.z_loss_coeff = 0.125;
@@ -216,7 +216,7 @@ BOOST_DATA_TEST_CASE(losses_are_scaled_as_the_main_loss,
 
   const auto logits = at::mm(y, weight.t());
   const auto scores = scoring == Scoring::Sigmoid ? logits.sigmoid() : logits.softmax(1);
-  const auto bias = options.expert_bias ? bench.router.bias() : at::Tensor();
+  const auto bias = options.expert_bias.enabled ? bench.router.bias() : at::Tensor();
   const auto chosen = select_experts_aten(scores.detach(), bias, options).ids;
   const auto picked = scores.gather(1, chosen);
   auto aux = at::zeros({});

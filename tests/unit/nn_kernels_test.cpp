@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "nn/attention.h"
-#include "nn/attention_kernel.h"
+#include "nn/attention_cpu.h"
 #include "nn/cross_entropy.h"
 #include "nn/embedding.h"
 #include "nn/rms_norm.h"

@@ -21,8 +21,8 @@ namespace data = boost::unit_test::data;
 
 namespace {
 
-DecoderConfig small_config() {
-  DecoderConfig config;
+DecoderOptions small_config() {
+  DecoderOptions config;
   config.vocab_size = 37;
   config.hidden_size = 24;
   config.num_hidden_layers = 2;
@@ -37,25 +37,25 @@ DecoderConfig small_config() {
 
 struct Variant {
   const char* name;
-  void (*change)(DecoderConfig&);
+  void (*change)(DecoderOptions&);
 };
 std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << v.name;
 }
 
 const auto kVariants = data::make(std::vector<Variant>{
-    {"llama", [](DecoderConfig&) {}},
-    {"tied", [](DecoderConfig& c) { c.tie_word_embeddings = true; }},
-    {"qk norm", [](DecoderConfig& c) { c.use_qk_norm = true; }},
-    {"half rotary", [](DecoderConfig& c) { c.partial_rotary_factor = 0.5; }},
-    {"attention bias", [](DecoderConfig& c) { c.attention_bias = c.attention_output_bias = true; }},
-    {"one kv head", [](DecoderConfig& c) { c.num_key_value_heads = 1; }},
-    {"all", [](DecoderConfig& c) {
+    {"llama", [](DecoderOptions&) {}},
+    {"tied", [](DecoderOptions& c) { c.tie_word_embeddings = true; }},
+    {"qk norm", [](DecoderOptions& c) { c.use_qk_norm = true; }},
+    {"half rotary", [](DecoderOptions& c) { c.partial_rotary_factor = 0.5; }},
+    {"attention bias", [](DecoderOptions& c) { c.attention_bias = c.attention_output_bias = true; }},
+    {"one kv head", [](DecoderOptions& c) { c.num_key_value_heads = 1; }},
+    {"all", [](DecoderOptions& c) {
        c.tie_word_embeddings = c.use_qk_norm = c.attention_bias = c.attention_output_bias = c.recompute = true;
        c.partial_rotary_factor = 0.25;
      }}});
 
-DecoderConfig config_of(const Variant& variant) {
+DecoderOptions config_of(const Variant& variant) {
   auto config = small_config();
   variant.change(config);
   return config;
@@ -67,7 +67,7 @@ struct Batch {
 };
 
 // Constants too get values of their own, or a norm weight that is left out would not be noticed.
-std::unique_ptr<CausalLM> make_model(const DecoderConfig& config, at::ScalarType dtype = at::kFloat) {
+std::unique_ptr<CausalLM> make_model(const DecoderOptions& config, at::ScalarType dtype = at::kFloat) {
   auto model = std::make_unique<CausalLM>(config, at::TensorOptions(dtype));
   for (auto& [fqn, parameter] : named_parameters(*model)) {
     const auto& slot = parameter.slot();
@@ -79,7 +79,7 @@ std::unique_ptr<CausalLM> make_model(const DecoderConfig& config, at::ScalarType
   return model;
 }
 
-reference::Model reference_of(CausalLM& model, const DecoderConfig& config) {
+reference::Model reference_of(CausalLM& model, const DecoderOptions& config) {
   reference::Model copy{config, {}};
   std::map<Slot*, at::Tensor> leaves;
   for (auto& [fqn, parameter] : named_parameters(model)) {

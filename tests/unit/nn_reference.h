@@ -25,7 +25,7 @@ namespace reference {
 using at::Tensor;
 
 struct Model {
-  meshard::DecoderConfig config;
+  meshard::DecoderOptions config;
   std::map<std::string, Tensor> weights;
 
   Tensor weight(const std::string& name) const { return weights.at(name); }

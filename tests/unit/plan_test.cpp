@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "base/error.h"
-#include "plan/assemble.h"
-#include "train/assemble.h"
+#include "model/options.h"
+#include "train/options.h"
 
 using namespace meshard;
 
@@ -170,8 +170,8 @@ BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
   auto dense = [](const char* override) { return config_with({override}); };
   auto experts = [](const char* override) { return config_with({override}, kExperts); };
   auto aux_loss = [](const char* type) {
-    return moe_options(config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)},
-                                   kExperts)).aux_loss;
+    auto config = config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)}, kExperts);
+    return model_options(config).moe->aux_loss;
   };
   using Aux = MoeOptions::AuxLoss;
   using Scoring = MoeOptions::Scoring;
@@ -179,9 +179,9 @@ BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
 
   BOOST_CHECK(aux_loss("switch") == Aux::Switch);
   BOOST_CHECK(aux_loss("sequence") == Aux::Sequence);
-  BOOST_CHECK(moe_options(experts("model.moe.aux_loss.type=none")).aux_loss == Aux::None);
-  BOOST_CHECK(moe_options(experts("model.moe.scoring_func=softmax")).scoring == Scoring::Softmax);
-  BOOST_CHECK(moe_options(experts("model.moe.scoring_func=sigmoid")).scoring == Scoring::Sigmoid);
+  BOOST_CHECK(model_options(experts("model.moe.aux_loss.type=none")).moe->aux_loss == Aux::None);
+  BOOST_CHECK(model_options(experts("model.moe.scoring_func=softmax")).moe->scoring == Scoring::Softmax);
+  BOOST_CHECK(model_options(experts("model.moe.scoring_func=sigmoid")).moe->scoring == Scoring::Sigmoid);
   BOOST_CHECK(corpus_options(dense("data.type=synthetic")).type == Corpus::Synthetic);
   for (auto [word, type] : {std::pair{"text", Corpus::Text}, {"indexed", Corpus::Indexed}}) {
     auto config = config_with({});
@@ -193,8 +193,8 @@ BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
   BOOST_CHECK(world_options(dense("comm.backend=nccl")).backend == Backend::Nccl);
   BOOST_CHECK(make_optimizer(dense("optimizer.type=adamw"))->bytes_per_element() == 8);
   BOOST_CHECK(make_optimizer(dense("optimizer.type=sgd"))->bytes_per_element() == 0);
-  BOOST_CHECK(decoder_config(dense("train.activation_checkpoint=full")).recompute);
-  BOOST_CHECK(!decoder_config(dense("train.activation_checkpoint=none")).recompute);
+  BOOST_CHECK(model_options(dense("train.activation_checkpoint=full")).decoder.recompute);
+  BOOST_CHECK(!model_options(dense("train.activation_checkpoint=none")).decoder.recompute);
   BOOST_CHECK(scalar_type(dense("precision.param=bf16").precision.param) == at::kBFloat16);
   BOOST_CHECK(scalar_type(dense("precision.param=fp32").precision.param) == at::kFloat);
 }

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/folder_lock.h"
-#include "runs/run_state.h"
+#include "runs/state.h"
 
 using namespace meshard;
 namespace fs = std::filesystem;

@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
-#include "runs/sweep_folder.h"
+#include "sweep/folder.h"
 #include "unit/config_text.h"
 
 namespace meshard::testing {

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "mesh/mesh.h"
 #include "optim/optimizer.h"
-#include "sharding/context.h"
+#include "sharding/runtime.h"
 
 namespace {
 
@@ -31,10 +31,10 @@ int main() {
   meshard::Mesh mesh(world, meshard::MeshShape(world.size(), /*dp_outer=*/1, /*dp_shard=*/world.size()));
 
   Double model(at::TensorOptions(at::kFloat).device(at::kMeta));
-  meshard::ShardingContext context(model, mesh);
-  context.fully_shard(model, {.strategy = meshard::Strategy::Fsdp});
-  context.for_each_owned([](const meshard::OwnedRange& owned) { owned.values.fill_(0.1); });
-  context.refresh_weights();
+  meshard::ShardingRuntime runtime(model, mesh);
+  runtime.fully_shard(model, {.strategy = meshard::Strategy::Fsdp});
+  runtime.for_each_owned([](const meshard::OwnedRange& owned) { owned.values.fill_(0.1); });
+  runtime.refresh_weights();
 
   meshard::AdamW optimizer({.weight_decay = 0.0});
   auto x = at::full({1, 4}, 1.0 + world.rank()).to(world.device());
@@ -42,9 +42,9 @@ int main() {
   for (int step = 0; step < 200; ++step) {
     auto error = (model(x) - 2 * x).square().mean();
     error.backward();
-    optimizer.step(context.flat_shards(), /*lr=*/0.01);
-    context.refresh_weights();
-    context.zero_grad();
+    optimizer.step(runtime.flat_shards(), /*lr=*/0.01);
+    runtime.refresh_weights();
+    runtime.zero_grad();
     loss = error.item<double>();
   }
   std::printf("rank %d of %d: loss %.2e\n", world.rank(), world.size(), loss);

@@ -1,0 +1,21 @@
+#include "plan/sharding.h"
+
+namespace meshard {
+
+MeshShape mesh_shape(const Config& config, int ranks) {
+  return MeshShape(ranks, config.parallel.dp_outer, config.parallel.dp_shard, config.parallel.expert);
+}
+
+ShardOptions shard_options(const Config& config, const ModelUnit& unit) {
+  ShardOptions options;
+  options.strategy = config.parallel.strategy;
+  options.precision = {scalar_type(config.precision.param), scalar_type(config.precision.main_param),
+                       scalar_type(config.precision.main_grad), scalar_type(config.precision.reduce)};
+  bool on_expert_mesh = unit.kind == ModelUnit::Kind::RoutedExperts && config.parallel.expert > 1;
+  options.mesh = on_expert_mesh ? UnitMesh::Expert : UnitMesh::Dense;
+  bool unscaled = fault_of(config.regression.fault) == Fault::ExpertGradUnscaled;
+  if (on_expert_mesh && !unscaled) options.grad_divisor = config.parallel.expert;
+  return options;
+}
+
+}  // namespace meshard
