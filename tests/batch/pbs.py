@@ -7,8 +7,10 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 
-from jobs import TINY, VALUES, Held, ranks_of, write_sweep
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
+from batch_jobs import TINY, VALUES, Held, ranks_of, write_sweep
 from pbs_jobs import SELECT, pbs_of_a_clone, train_variables
 from harness import (SOURCE, Metrics, Run, case, expect, main, meshard, says_once, scratch, sets, steps_logged, training,
                      until)

@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
-from jobs import Held, ranks_of
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
+from batch_jobs import Held, ranks_of
 from pbs_jobs import pbs_of_a_clone, train_variables
 from harness import BINARY, case, expect, main, processes, read_bytes, says_once, scratch, steps_logged, until
 from saved import steps_saved

@@ -3,9 +3,12 @@
 start-up, steps and evaluation are in end_to_end/stop.py."""
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
-from jobs import VALUES, ranks_of
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
+from batch_jobs import VALUES, ranks_of
 from harness import Metrics, Skip, case, expect, main, says_once, scratch, start_training, until
 from saved import steps_saved
 

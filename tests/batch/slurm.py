@@ -8,8 +8,9 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from cluster import Cluster, missing
-from jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
+from batch_jobs import TINY, VALUES, Held, as_root, clone, ranks_of, write_sweep
 from slurm_jobs import UNBOUND, Slurm, same_as_uninterrupted
 from harness import (SKIPPED, Metrics, Run, case, expect, is_running, main, processes, says_once, scratch, sets, steps_logged,
                      until)

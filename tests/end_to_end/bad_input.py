@@ -6,7 +6,10 @@ import pathlib
 import re
 import shutil
 import struct
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (BINARY, SOURCE, TINY, Metrics, Run, case, expect, main, meshard, mpirun, read_bytes, says_once,
                      scratch, sets, train_command, training)
 from routing import write_routing

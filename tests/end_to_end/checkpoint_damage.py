@@ -6,7 +6,10 @@ import pickle
 import re
 import shutil
 import struct
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import BINARY, Metrics, Run, case, expect, main, meshard, says_once, scratch, training
 from saved import AUTO, CONSTANT, checkpoint, convert, data_of, steps_saved
 

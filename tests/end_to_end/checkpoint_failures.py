@@ -4,8 +4,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (BINARY, TINY, Metrics, Run, Skip, case, expect, main, meshard, mpirun, processes, says_once,
                      scratch, start_training, train_command, training, until)
 from saved import AUTO, CONSTANT, checkpoint, data_of, history, parts_that_differ, steps_saved

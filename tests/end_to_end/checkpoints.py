@@ -2,7 +2,10 @@
 """A run that is interrupted and goes on is the run that was not; another mesh finds the same state, to the bit."""
 import re
 import signal
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (Metrics, case, expect, main, scratch, says_once, start_training, steps_logged, training, until,
                      write_text_corpus)
 from saved import AUTO, CONSTANT, checkpoint, convert, data_of, history, parts_that_differ, steps_saved

@@ -4,6 +4,7 @@ that Python makes is found where it is."""
 import shutil
 import subprocess
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, Skip, case, expect, main, meshard, scratch, training
 from saved import CONSTANT, checkpoint
 
@@ -14,6 +15,7 @@ EXPERTS = "model.model.layers.1.mlp.experts.down_proj"
 # Reads a checkpoint as Python's tensors and saves it in one chunk a tensor: as it is, and with three changes.
 RESAVE = """
 import sys, torch, torch.distributed.checkpoint as dcp
+from pathlib import Path
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 source, same, changed = sys.argv[1:]

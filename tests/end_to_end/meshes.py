@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """One config on many meshes gives one run: the same weights, losses and gradient norms."""
 import math
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (TINY, VARIANTS, Metrics, case, expect, main, scratch, training, worst_difference,
                      write_text_corpus)
 

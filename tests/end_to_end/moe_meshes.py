@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
 """A mixture of experts on many meshes gives one run: losses, gradient norms, and bitwise the same expert bias."""
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import Metrics, case, expect, main, scratch, training, worst_difference
 from routing import write_routing
 

@@ -2,7 +2,10 @@
 """`meshard plan` against an implementation of its own, and what it costs itself."""
 import json
 import re
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, case, expect, main, meshard, scratch, sets
 from reference import (Layout, buffers, merged, model_of, parameters, routing_traffic, step_traffic, tables_of,
                        unit_layouts)

@@ -3,7 +3,10 @@
 import json
 import os
 import subprocess
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import BINARY, Run, Skip, case, expect, main, meshard, mpirun, scratch, sets
 
 MOE = "configs/tests/moe.yaml"

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """configs/quickstart.yaml as a user runs it, cut to eight steps, and the first eighty of configs/quickstart_moe.yaml."""
 import re
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import BINARY, SOURCE, Metrics, Run, Skip, case, expect, main, mpirun, scratch, sets
 
 DATA = SOURCE / "build/data/jargon.txt.gz"

@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
 """The fault catalogue: every fault of configs/regressions/ shows its symptom, and the same config without it does not."""
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, Metrics, case, expect, main, meshard, says_once, scratch, training
 
 FOLDER = "configs/regressions"

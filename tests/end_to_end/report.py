@@ -5,7 +5,10 @@ import io
 import json
 import re
 import shutil
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import Metrics, case, expect, main, meshard, scratch, training
 from report_browser import browse
 from report_runs import (MORE_SETTINGS, config_text, end, evaluation, header, step_lines, write_big_sweep,

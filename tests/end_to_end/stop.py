@@ -3,8 +3,11 @@
 with 70 if this start has saved no step."""
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (Metrics, case, expect, is_running, main, says_once, scratch, start_training, steps_logged,
                      training, until, write_text_corpus)
 from saved import steps_saved

@@ -5,8 +5,10 @@ import os
 import pty
 import re
 import signal
+import sys
 from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (BINARY, SOURCE, Metrics, Run, case, expect, main, processes, read_bytes, scratch, steps_logged,
                      train_command, until)
 

@@ -1,7 +1,10 @@
 #!/usr/bin/env python3
 """The ledger of a run, `plan`, and the formulas worked out by hand state the same collectives and bytes."""
 import json
+import sys
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, TINY, VARIANTS, Metrics, case, expect, main, meshard, scratch, sets, training
 from reference import buffers, merged, model_of, routing_traffic, step_traffic
 from routing import read_routing, write_routing

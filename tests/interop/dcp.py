@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "end_to_end")]
-from harness import (SOURCE, TINY, Metrics, Run, Skip, case, expect, main, meshard, says_once,  # noqa: E402
+sys.path[:0] = [str(HERE.parent / "support")]
+from harness import (SOURCE, TINY, Metrics, Run, Skip, case, expect, main, meshard, says_once,
                      scratch, sets, training, worst_difference)
 
 TOLERANCE = 2e-5

@@ -12,9 +12,10 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LOGITS = Path(sys.argv.pop(3)).resolve() if len(sys.argv) > 3 else None
-sys.path[:0] = [str(HERE.parent / "end_to_end")]
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, TINY, VARIANTS, Metrics, Run, Skip, case, expect, main, meshard, says_once, scratch, \
-    training  # noqa: E402
+    training
 
 MOE = "configs/tests/moe.yaml"
 VERSIONS = ("5.18.0", "4.57.6")

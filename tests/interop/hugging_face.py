@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "end_to_end")]
-from harness import BINARY, SOURCE, Run, Skip, case, expect, main, scratch  # noqa: E402
-from hugging_face_models import OF_5, VARIANTS, variants_of  # noqa: E402
+sys.path[:0] = [str(HERE.parent / "support")]
+from harness import BINARY, SOURCE, Run, Skip, case, expect, main, scratch
+from hugging_face_models import OF_5, VARIANTS, variants_of
 
 TOLERANCE = 1e-5
 FIELDS = {**VARIANTS, **OF_5}

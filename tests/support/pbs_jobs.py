@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from jobs import TINY, VALUES, as_root, clone
+from batch_jobs import TINY, VALUES, as_root, clone
 from harness import Run, scratch, sets
 
 SELECT = "2:ncpus=1:mpiprocs=1:ompthreads=1"

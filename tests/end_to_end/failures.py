@@ -4,8 +4,11 @@ import json
 import os
 import re
 import signal
+import sys
 import time
+from pathlib import Path
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import (Metrics, case, expect, main, read_bytes, says_once, scratch, start_training, steps_logged,
                      training, until)
 

@@ -1,7 +1,7 @@
 """Jobs of the cluster as the cases see them."""
 import re
 
-from jobs import TINY, VALUES
+from batch_jobs import TINY, VALUES
 from harness import Metrics, expect, meshard, read_bytes, sets, until
 from saved import checkpoint, data_of
 

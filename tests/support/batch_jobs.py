@@ -6,8 +6,6 @@ import signal
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "end_to_end"))
-
 from harness import BINARY, SOURCE, processes, read_bytes, steps_logged, until
 
 TINY = "configs/tests/tiny.yaml"
