@@ -1,4 +1,4 @@
-// From a config to what a run makes of it: bytes by hand, and the options of the rooms below.
+// From a config to what a run of it costs: bytes by hand.
 
 #include "plan/plan.h"
 
@@ -7,41 +7,16 @@
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
 
-#include "base/error.h"
-#include "model/options.h"
-#include "train/options.h"
+#include "unit/plan_config.h"
 
 using namespace meshard;
+using meshard::test::config_with;
 
 namespace {
 
 // Two layers of 2,592 parameters and a root of 2,064: 2,688 and 2,112 with each tensor at a multiple of 64, and 2,816
 // and 2,304, 7,936 in all, to be cut into 4 shards at multiples of 64.
 constexpr std::int64_t kLayer = 2816, kRoot = 2304, kAll = 2 * kLayer + kRoot;
-
-constexpr auto kDense = R"(
-schema: 1
-model:
-  {vocab_size: 64, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, num_key_value_heads: 2,
-   intermediate_size: 32, tie_word_embeddings: false}
-train: {steps: 10, global_batch_size: 4, micro_batch_size: 1, seq_len: 8}
-optimizer: {lr: 1.0}
-lr_schedule: {warmup_steps: 0, min_lr: 0.0}
-data: {type: synthetic}
-)";
-
-constexpr auto kExperts = R"(
-schema: 1
-model:
-  {vocab_size: 64, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32,
-   moe: {n_routed_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}}
-train: {steps: 10, global_batch_size: 4, micro_batch_size: 1, seq_len: 8}
-data: {type: synthetic}
-)";
-
-Config config_with(std::vector<std::string> overrides, const char* text = kDense) {
-  return parse_config(text, "test.yaml", std::move(overrides), 4);
-}
 
 BytesPerRank planned(Strategy strategy, std::vector<std::string> overrides) {
   overrides.insert(overrides.end(), {fmt::format("parallel.strategy={}", to_string(strategy)), "parallel.dp_outer=2"});
@@ -144,57 +119,4 @@ BOOST_AUTO_TEST_CASE(activation_bytes_are_those_by_hand) {
   BOOST_TEST(bytes("train.seq_len=8") == 8 * (2 * (attention + dense) + token));
   BOOST_TEST(bytes("train.seq_len=16") == 16 * (2 * (attention + dense) + token));
   BOOST_TEST(bytes("train.activation_checkpoint=full") == 8 * (2 * 64 + attention + dense + token));
-}
-
-// Catches: a schedule that a run does not follow because its name becomes another one.
-BOOST_AUTO_TEST_CASE(every_schedule_gives_a_run_its_own_rates) {
-  struct Row {
-    const char* type;
-    double at_4, at_5, at_9;  // of 10 steps from 1 to 0, 0-based
-  };
-  const double cos_4 = 0.5 * (1 + std::cos(0.4 * std::acos(-1.0))), cos_9 = 0.5 * (1 + std::cos(0.9 * std::acos(-1.0)));
-  for (auto& row : {Row{"constant", 1.0, 1.0, 1.0}, {"linear", 0.6, 0.5, 0.1}, {"cosine", cos_4, 0.5, cos_9},
-                    {"wsd", 1.0, 1.0, 0.5}}) {
-    std::vector<std::string> overrides{fmt::format("lr_schedule.type={}", row.type)};
-    if (std::string(row.type) == "wsd") overrides.push_back("lr_schedule.decay_steps=2");
-    const auto options = schedule_options(config_with(overrides));
-    const auto tolerance = boost::test_tools::tolerance(1e-12);
-    BOOST_TEST(learning_rate(options, 4) == row.at_4, tolerance);
-    BOOST_TEST(learning_rate(options, 5) == row.at_5, tolerance);
-    BOOST_TEST(learning_rate(options, 9) == row.at_9, tolerance);
-  }
-}
-
-// Catches: a word of the config that becomes another word's option, or what an option is without one.
-BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
-  auto dense = [](const char* override) { return config_with({override}); };
-  auto experts = [](const char* override) { return config_with({override}, kExperts); };
-  auto aux_loss = [](const char* type) {
-    auto config = config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)}, kExperts);
-    return model_options(config).moe->aux_loss;
-  };
-  using Aux = MoeOptions::AuxLoss;
-  using Scoring = MoeOptions::Scoring;
-  using Corpus = CorpusOptions::Type;
-
-  BOOST_CHECK(aux_loss("switch") == Aux::Switch);
-  BOOST_CHECK(aux_loss("sequence") == Aux::Sequence);
-  BOOST_CHECK(model_options(experts("model.moe.aux_loss.type=none")).moe->aux_loss == Aux::None);
-  BOOST_CHECK(model_options(experts("model.moe.scoring_func=softmax")).moe->scoring == Scoring::Softmax);
-  BOOST_CHECK(model_options(experts("model.moe.scoring_func=sigmoid")).moe->scoring == Scoring::Sigmoid);
-  BOOST_CHECK(corpus_options(dense("data.type=synthetic")).type == Corpus::Synthetic);
-  for (auto [word, type] : {std::pair{"text", Corpus::Text}, {"indexed", Corpus::Indexed}}) {
-    auto config = config_with({});
-    config.data.type = type == Corpus::Text ? DataConfig::Type::Text : DataConfig::Type::Indexed;
-    BOOST_CHECK_MESSAGE(corpus_options(config).type == type, word);
-  }
-  BOOST_CHECK(world_options(dense("comm.backend=auto")).backend == Backend::Auto);
-  BOOST_CHECK(world_options(dense("comm.backend=mpi")).backend == Backend::Mpi);
-  BOOST_CHECK(world_options(dense("comm.backend=nccl")).backend == Backend::Nccl);
-  BOOST_CHECK(make_optimizer(dense("optimizer.type=adamw"))->bytes_per_element() == 8);
-  BOOST_CHECK(make_optimizer(dense("optimizer.type=sgd"))->bytes_per_element() == 0);
-  BOOST_CHECK(model_options(dense("train.activation_checkpoint=full")).decoder.recompute);
-  BOOST_CHECK(!model_options(dense("train.activation_checkpoint=none")).decoder.recompute);
-  BOOST_CHECK(scalar_type(dense("precision.param=bf16").precision.param) == at::kBFloat16);
-  BOOST_CHECK(scalar_type(dense("precision.param=fp32").precision.param) == at::kFloat);
 }
