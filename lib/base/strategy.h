@@ -1,5 +1,5 @@
 #pragma once
-// The sharding strategies, the one word that config and sharding share. sharding.md section 4.
+// The sharding strategies, the one word that config and sharding share. sharding/DESIGN.md section 4.
 
 #include <array>
 #include <string_view>

@@ -1,5 +1,5 @@
 #pragma once
-// Reading a checkpoint, of Meshard or of PyTorch, into any sharding. dcp.md section 6.
+// Reading a checkpoint, of Meshard or of PyTorch, into any sharding. dcp/FORMAT.md section 6.
 
 #include <map>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// Writing a checkpoint: collective, all or nothing. dcp.md sections 1, 5 and 7; FORMAT.md.
+// Writing a checkpoint: collective, all or nothing. dcp/FORMAT.md sections 1, 5 and 7.
 
 #include <future>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// A sharded model as a state dict: layout arithmetic, no communication, no copies. dcp.md sections 4 and 5.
+// A sharded model as a state dict: layout arithmetic, no communication, no copies. dcp/FORMAT.md sections 4 and 5.
 
 #include <functional>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The checkpoints of one run: RUN/checkpoints/step-00000100/. dcp.md section 1.
+// The checkpoints of one run: RUN/checkpoints/step-00000100/. dcp/FORMAT.md section 1.
 
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-// What went over the wire: one entry per (operation, axis), counted by the formulas of sharding.md section 4 from the
+// What went over the wire: one entry per (operation, axis), counted by the formulas of DESIGN.md section 6 from the
 // real buffer sizes of each call. Tests and metrics read it; `plan` derives the same numbers from the config alone.
 
 #include <cstdint>

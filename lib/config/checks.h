@@ -12,7 +12,7 @@
 namespace meshard {
 
 /// Local. Fills num_key_value_heads, head_dim, max_position_embeddings and expert_bias.enabled in, where not given.
-/// Problems of the attention shape and the mixture of experts (moe.md section 1) go into `report`.
+/// Problems of the attention shape and the mixture of experts (moe/DESIGN.md section 1) go into `report`.
 void check_model(Config& config, Report& report);
 
 /// Local. Resolves dp_shard: auto. Problems of run name, mesh, batch, precision, schedule and data go into `report`.

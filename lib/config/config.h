@@ -1,5 +1,6 @@
 #pragma once
-// The configuration of a run as plain structs: valid, or refused. contract.md section 2. Field names are the YAML keys.
+// The configuration of a run as plain structs: valid, or refused. train/CONTRACT.md section 2. Field names are the YAML
+// keys.
 
 #include <cstdint>
 #include <filesystem>

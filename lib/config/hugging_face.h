@@ -1,6 +1,6 @@
 #pragma once
-// Reads a Hugging Face config.json as the values of our model section. Field names and defaults: huggingface.md,
-// checked against transformers 4.57 and 5.x (both spellings are read: top-level rope_theta, or rope_parameters).
+// Reads a Hugging Face config.json as the values of our model section. Field names and defaults: FAMILIES.md, checked
+// against transformers 4.57 and 5.x (both spellings are read: top-level rope_theta, or rope_parameters).
 
 #include <optional>
 #include <string>

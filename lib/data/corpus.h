@@ -12,14 +12,12 @@
 // * text: a token is a byte; token 256 ends each file (so it lies in the file's held-out part, if there is one). gzip
 //   files are recognised by their content and read as the text they hold.
 // * indexed: Megatron's .bin/.idx. The tokens of a file are those of all its documents in the order of the index, as
-// one
-//   stream: samples run across documents, as they do for Megatron's GPTDataset, and no end-of-document token is added
-//   (preprocess_data --append-eod did that). Two differences from Megatron: documents are not shuffled before the
+//   one stream: samples run across documents, as they do for Megatron's GPTDataset, and no end-of-document token is
+//   added (preprocess_data --append-eod did that). Two differences from Megatron: documents are not shuffled before the
 //   stream is cut (samples are, after), and the held-out part is a share of the tokens, not of the documents.
 // * synthetic: no files. A noisy second-order chain over 32 symbols spread over the vocabulary: with probability 7/8
-// the
-//   next symbol is a function of the two before it, else it is uniform. A model that has learnt it has a loss of 0.785
-//   (vocabularies of at least 32). Practically unlimited; held-out windows are never training samples.
+//   the next symbol is a function of the two before it, else it is uniform. A model that has learnt it has a loss of
+//   0.785 (vocabularies of at least 32). Practically unlimited; held-out windows are never training samples.
 
 #include <cstdint>
 #include <memory>

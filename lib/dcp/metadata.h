@@ -1,5 +1,5 @@
 #pragma once
-// The index of a checkpoint (`.metadata`), as PyTorch's torch.distributed.checkpoint writes and reads it. dcp.md
+// The index of a checkpoint (`.metadata`), as PyTorch's torch.distributed.checkpoint writes and reads it. FORMAT.md
 // section 3.
 
 #include <c10/core/ScalarType.h>
@@ -48,9 +48,9 @@ std::string encode_metadata(const CheckpointMetadata& metadata, const std::strin
                             const std::string& save_id);
 
 /// Local. Reads what any PyTorch from 2.1 on, or encode_metadata(), wrote. `what` names the file in errors. Throws
-/// IoError: a pickle that is damaged or hostile (pickle.h), a class or field that is not as section 3 says, an entry
-/// without data or data without an entry, negative or absurd sizes, a path that leaves the folder. Zero-size chunks are
-/// left out.
+/// IoError: a pickle that is damaged or hostile (pickle.h), a class or field that is not as FORMAT.md section 3 says,
+/// an entry without data or data without an entry, negative or absurd sizes, a path that leaves the folder. Zero-size
+/// chunks are left out.
 CheckpointMetadata decode_metadata(std::span<const std::byte> bytes, const std::string& what);
 
 }  // namespace meshard

@@ -1,5 +1,5 @@
 #pragma once
-// The Python names in a `.metadata`. dcp.md section 3. Tables: nothing to call.
+// The Python names in a `.metadata`. FORMAT.md section 3. Tables: nothing to call.
 
 #include <string_view>
 

@@ -17,7 +17,7 @@ Value global_of(std::string_view module, std::string_view name) {
   return Value::global(std::string(module), std::string(name));
 }
 
-/// Streams the dataclasses of section 3: an index has a dozen values for each of its thousands of chunks.
+/// Streams the dataclasses of FORMAT.md section 3: an index has a dozen values for each of its thousands of chunks.
 class MetadataWriter {
  public:
   std::string run(const CheckpointMetadata& metadata, const std::string& checkpoint_id, const std::string& save_id);

@@ -1,5 +1,5 @@
 #pragma once
-// Python's pickles as data: nothing is ever executed. Reads protocols 2 to 5, writes protocol 2. dcp.md section 3.
+// Python's pickles as data: nothing is ever executed. Reads protocols 2 to 5, writes protocol 2. FORMAT.md section 3.
 
 #include <cstddef>
 #include <cstdint>
@@ -102,10 +102,9 @@ struct Limits {
 };
 
 /// Local. Parses a whole pickle. `allowed` decides on every global by module and name. Throws IoError, naming `what`
-/// and the byte offset: an opcode outside the list of dcp.md section 3 (and BINPERSID), a global that is not allowed
-/// (named), a container that holds itself, anything truncated, malformed or beyond the limits, bytes after the end. The
-/// limit of memory holds for the value as it is, and twice of it for one in which nothing is shared: walking it is safe
-/// too.
+/// and the byte offset: an opcode that is not in pickle_opcodes.h, a global that is not allowed (named), a container
+/// that holds itself, anything truncated, malformed or beyond the limits, bytes after the end. The limit of memory
+/// holds for the value as it is, and twice of it for one in which nothing is shared: walking it is safe too.
 Value read(std::span<const std::byte> bytes, const std::string& what,
            bool (*allowed)(std::string_view module, std::string_view name), const Limits& limits = {});
 

@@ -1,5 +1,5 @@
 #pragma once
-// The opcodes of Python's pickletools that we read or write. dcp.md section 3. A table: nothing to call.
+// The opcodes of Python's pickletools that we read or write. FORMAT.md section 3. A table: nothing to call.
 
 #include <cstdint>
 

@@ -1,6 +1,6 @@
 #pragma once
 // An item of a checkpoint: one complete torch archive (an uncompressed zip, as torch.save writes it) that holds one
-// tensor or one plain value. dcp.md section 2.
+// tensor or one plain value. FORMAT.md section 2.
 
 #include <ATen/core/Tensor.h>
 

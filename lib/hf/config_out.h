@@ -1,6 +1,6 @@
 #pragma once
-// config.json of a model, so that Hugging Face's class of it computes the same. huggingface.md. Written in the form of
-// transformers 4, which 5 reads, too.
+// config.json of a model, so that Hugging Face's class of it computes the same. config/FAMILIES.md section 8. Written
+// in the form of transformers 4, which 5 reads, too.
 
 #include <c10/core/ScalarType.h>
 

@@ -1,10 +1,11 @@
 #pragma once
-// Our tensors and those of Hugging Face's files. huggingface.md ("Names"); dcp.md section 4 (stacked experts).
+// Our tensors and those of Hugging Face's files. config/FAMILIES.md section 6, and dcp/FORMAT.md section 4 for stacked
+// experts.
 //
 // Ours are FQNs: the keys of a checkpoint without their first "model.". Files have the same names and shapes, but for
 // the routed experts, which we stack per layer and they keep apart:
-//   mlp.experts.gate_up_proj [E, 2F, H]   mlp.experts.{e}.gate_proj.weight [F, H], mlp.experts.{e}.up_proj.weight [F,
-//   H] mlp.experts.down_proj    [E, H, F]    mlp.experts.{e}.down_proj.weight [H, F]
+//   mlp.experts.gate_up_proj [E, 2F, H]   mlp.experts.{e}.gate_proj.weight and mlp.experts.{e}.up_proj.weight, [F, H]
+//   mlp.experts.down_proj [E, H, F]       mlp.experts.{e}.down_proj.weight [H, F]
 // transformers 5 reads both forms, 4 only the second one (given the first, it runs with random experts): we write the
 // second and read both.
 

@@ -1,5 +1,5 @@
 #pragma once
-// The meshes of a run as pure arithmetic: any number of ranks, no MPI (`plan` uses it for 2,048). sharding.md
+// The meshes of a run as pure arithmetic: any number of ranks, no MPI (`plan` uses it for 2,048). sharding/DESIGN.md
 // section 1.
 //
 //   mesh    axes                 where a rank lies

@@ -19,7 +19,7 @@
 
 namespace meshard {
 
-/// The declared distribution of a parameter's first values (sharding.md section 6; the audit checks against it).
+/// The declared distribution of a parameter's first values (sharding/DESIGN.md section 7; the audit checks against it).
 struct Init {
   enum class Kind { Normal, Constant };
   Kind kind = Kind::Normal;

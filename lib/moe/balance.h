@@ -1,7 +1,7 @@
 #pragma once
 // The balance of all MoE layers of a model: counts summed over the ranks once per optimizer step, the expert bias that
-// follows from them (auxiliary-loss-free balancing, Wang et al. 2024), and what a user should know of it. moe.md
-// sections 3 and 5.
+// follows from them (auxiliary-loss-free balancing, Wang et al. 2024), and what a user should know of it. DESIGN.md
+// sections 4 and 7.
 
 #include <string>
 #include <vector>

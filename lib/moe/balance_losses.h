@@ -1,6 +1,6 @@
 #pragma once
-// Auxiliary losses of a router, as plain differentiable functions of its logits [tokens, experts], fp32. moe.md
-// section 4. Each is the SUM over what it covers, times its coefficient; attach_loss() brings it into the backward.
+// Auxiliary losses of a router, as plain differentiable functions of its logits [tokens, experts], fp32. DESIGN.md
+// section 6. Each is the SUM over what it covers, times its coefficient; attach_loss() brings it into the backward.
 
 #include <ATen/core/Tensor.h>
 

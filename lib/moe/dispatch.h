@@ -1,5 +1,5 @@
 #pragma once
-// Tokens to the ranks of their experts and back. moe.md section 2. Rows travel in the model's dtype; a rank without
+// Tokens to the ranks of their experts and back. DESIGN.md section 2. Rows travel in the model's dtype; a rank without
 // tokens to send or receive takes part in every collective. No memory proportional to tokens * experts * width.
 
 #include <memory>

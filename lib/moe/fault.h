@@ -1,5 +1,5 @@
 #pragma once
-// The catalogue of historical faults that a run can be given on purpose (regression.fault). moe.md section 7.
+// The catalogue of historical faults that a run can be given on purpose (regression.fault). DESIGN.md section 10.
 
 #include <string_view>
 

@@ -1,6 +1,6 @@
 #pragma once
 // The router of one layer: scores, choice of experts, combine weights, and the counts that steer the expert bias.
-// moe.md sections 1, 3 and 4. Arithmetic in fp32 whatever the model's dtype.
+// DESIGN.md sections 1, 4, 5 and 6. Arithmetic in fp32 whatever the model's dtype.
 
 #include <limits>
 

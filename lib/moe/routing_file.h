@@ -1,6 +1,6 @@
 #pragma once
 // The choices of a run's routers on disk, to be forced on another run: two runs on different meshes can then be
-// compared without the flips that tiny rounding differences cause. moe.md, contract.md section 2 (regression).
+// compared without the flips that tiny rounding differences cause. DESIGN.md section 9.
 //
 // One file for all ranks, addressed by MoE layer and by the position of a sample in the global order of training
 // (data/sampler.h), which no mesh changes; so any mesh can replay any other's. Choices of evaluation are not kept.

@@ -1,6 +1,6 @@
 #pragma once
-// Which experts a token goes to. Exact on every device: ties go to the lower index, NaN sorts first. moe.md section 1,
-// steps 3 to 5.
+// Which experts a token goes to. Exact on every device: ties go to the lower index, NaN sorts first. DESIGN.md
+// section 1, steps 3 to 5.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // First values of parameters, independent of how they are sharded: element i of a parameter is a pure function of
-// (seed, hash of its FQN, i), so every rank fills what it owns and any mesh gives bitwise the same model. sharding.md
-// section 6.
+// (seed, hash of its FQN, i), so every rank fills what it owns and any mesh gives bitwise the same model.
+// sharding/DESIGN.md section 7.
 //
 // Philox4x32-10 (Salmon et al. 2011): key = the seed; counter words 0-1 = i / 4, lane = i % 4, words 2-3 = the FQN's
 // hash. Normals: u = (x + 0.5) * 2^-32, Box-Muller in double on lanes (0,1) and (2,3): even lane cosine, odd lane sine.

@@ -59,7 +59,7 @@ struct Plan {
 /// Local. `config` must have been loaded for this number of ranks.
 Plan make_plan(const Config& config, int ranks);
 
-/// Local. The object of contract.md section 1; with `layout` every tensor carries elements_per_rank.
+/// Local. The object of train/CONTRACT.md section 9; with `layout` every tensor carries elements_per_rank.
 nlohmann::ordered_json plan_json(const Plan& plan, bool layout);
 
 /// Local. The same for people. `ranks_per_node` above 0: also over how many nodes each axis runs.

@@ -1,5 +1,5 @@
 #pragma once
-// Runs and sweeps side by side: a table, a CSV file, one page. contract.md section 1 (`meshard report`).
+// Runs and sweeps side by side: a table, a CSV file, one page. train/CONTRACT.md section 8.
 
 #include <filesystem>
 #include <optional>

@@ -1,5 +1,5 @@
 #pragma once
-// Where two runs part. contract.md section 1 (`meshard compare`).
+// Where two runs part. train/CONTRACT.md section 8.
 
 #include <optional>
 #include <string>

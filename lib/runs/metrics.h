@@ -1,5 +1,5 @@
 #pragma once
-// A run folder's metrics.jsonl as data. contract.md section 4.
+// A run folder's metrics.jsonl as data. train/CONTRACT.md section 5.
 
 #include <filesystem>
 #include <map>

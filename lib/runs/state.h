@@ -1,6 +1,6 @@
 #pragma once
-// How a run stands, read from its folder: the last header and end lines of metrics.jsonl, and its lock. contract.md
-// sections 4 and 5.
+// How a run stands, read from its folder: the last header and end lines of metrics.jsonl, and its lock.
+// train/CONTRACT.md section 5.
 
 #include <cstdint>
 #include <filesystem>

@@ -1,5 +1,5 @@
 #pragma once
-// Proof that every parameter and buffer holds what it should before training starts. sharding.md section 5.
+// Proof that every parameter and buffer holds what it should before training starts. DESIGN.md section 6.
 
 #include "sharding/runtime.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// One flat tensor, distributed: a 1-D local tensor, the axes it lies on, and one placement per axis. sharding.md
+// One flat tensor, distributed: a 1-D local tensor, the axes it lies on, and one placement per axis. DESIGN.md
 // section 3. With axes [outer, inner] a rank's part of a sharded buffer starts at
 //   inner_rank * S/inner + outer_rank * S/(inner * outer).
 

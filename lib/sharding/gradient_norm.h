@@ -1,5 +1,5 @@
 #pragma once
-// The global gradient norm, independent of the mesh, and clipping by it. sharding.md section 8.
+// The global gradient norm, independent of the mesh, and clipping by it. DESIGN.md section 10.
 
 #include <string>
 #include <vector>

@@ -16,7 +16,7 @@ constexpr std::uint64_t element_hash(std::uint64_t fqn_hash, std::int64_t index,
 }
 
 /// Collective over world (control traffic). The sum modulo 2^64 of element_hash() over the main weights, each physical
-/// parameter once, under its first FQN. sharding.md section 6.
+/// parameter once, under its first FQN. DESIGN.md section 7.
 std::uint64_t model_hash(const ShardingRuntime& runtime);
 
 }  // namespace meshard

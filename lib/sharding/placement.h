@@ -1,6 +1,6 @@
 #pragma once
-// How a flat buffer lies over the axes of a mesh, and which placements a strategy asks for. Pure arithmetic.
-// sharding.md sections 3 and 4.
+// How a flat buffer lies over the axes of a mesh, and which placements a strategy asks for. Pure arithmetic. DESIGN.md
+// sections 3 and 4.
 
 #include <string>
 #include <vector>
@@ -38,13 +38,13 @@ struct GroupPlacement {
   Placements params;     ///< P: what a module holds between its forward and the next
   Placements grads;      ///< G: main gradients between microbatches
   Placements optimizer;  ///< O: main weights, optimizer state, and main gradients at the step
-  int num_shards = 1;    ///< of the flat layout: ranks of the mesh, whatever the placements, so that all share one layout
+  int num_shards = 1;    ///< of the flat layout: ranks of the mesh, whatever the placements: all share one layout
 
   bool gathers() const;  ///< P is sharded: a forward gathers and releases
 };
 
-/// Local. The table of strategies (DESIGN.md). On the dense mesh, fsdp with both axes above 1 uses the one axis `world`;
-/// on the expert mesh each strategy takes its 1-D form over `expert_dp`, hsdp and hfsdp that of fsdp.
+/// Local. The table of strategies (DESIGN.md section 4). On the dense mesh, fsdp with both axes above 1 uses the one
+/// axis `world`; on the expert mesh each strategy takes its 1-D form over `expert_dp`, hsdp and hfsdp that of fsdp.
 GroupPlacement place_unit(UnitMesh on, Strategy strategy, const MeshShape& mesh);
 
 }  // namespace meshard

@@ -1,6 +1,6 @@
 #pragma once
 // The sharding runtime of one model: its units, the order in which they run, and what a training loop asks of them.
-// sharding.md sections 4 to 8.
+// DESIGN.md sections 4 to 9.
 //
 //   ShardingRuntime runtime(model, mesh);
 //   for (auto* layer : model.layers()) runtime.fully_shard(*layer, options);

@@ -1,7 +1,7 @@
 #pragma once
 // Memory that comes and goes under tensors that stay: the unsharded storage of a unit. A tensor is made once, with all
 // its views and the autograd leaves on it; only the bytes below are attached and detached. Neither counts as a change
-// for autograd's version check. libtorch.md section 1.
+// for autograd's version check. DESIGN.md section 11.
 
 #include <ATen/core/Tensor.h>
 

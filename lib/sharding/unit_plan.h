@@ -1,6 +1,6 @@
 #pragma once
 // Which parameters a unit owns and how they form groups. Pure: needs a module tree (on meta will do), no ranks; `plan`
-// and fully_shard() share it. sharding.md section 4.
+// and fully_shard() share it. DESIGN.md section 5.
 
 #include <map>
 #include <set>

@@ -1,5 +1,5 @@
 #pragma once
-// The folder of a sweep. contract.md section 1.
+// The folder of a sweep. train/CONTRACT.md section 8.
 //
 //   sweep.json       {schema, file, spec, hash, ranks, points: [{name, ranks, settings}]}
 //   points.txt       a point's name per line; line i + 1 is index i of array jobs

@@ -1,6 +1,6 @@
 #pragma once
-// A sweep: one base config and the points around it, each of which changes some keys. contract.md section 1. Pure: no
-// run is looked at, nothing is written.
+// A sweep: one base config and the points around it, each of which changes some keys. train/CONTRACT.md section 8.
+// Pure: no run is looked at, nothing is written.
 //
 //   schema: 1
 //   base: configs/quickstart.yaml         # relative to the working directory, as all paths are

@@ -1,5 +1,5 @@
 #pragma once
-// Token ids of this rank's microbatches. contract.md section 3.
+// Token ids of this rank's microbatches. CONTRACT.md section 3.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
 #pragma once
-// The checkpoints that a training run writes. dcp.md, contract.md section 5.
+// The checkpoints that a training run writes. dcp/FORMAT.md section 7, CONTRACT.md section 6.
 
 #include <chrono>
 #include <string>

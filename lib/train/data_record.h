@@ -1,7 +1,7 @@
 #pragma once
 // What a checkpoint remembers of the data, so that a run that goes on from it can tell whether its position in them
 // still means the same. The content and the order of the files decide; names are for messages, folders are nowhere.
-// lib/dcp/FORMAT.md.
+// dcp/FORMAT.md section 8.
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>

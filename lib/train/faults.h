@@ -1,6 +1,6 @@
 #pragma once
-// The faults of the catalogue that strike at start-up; the others live where their mechanism does (moe/). moe.md
-// section 7.
+// The faults of the catalogue that strike at start-up; the others live where their mechanism does (moe/). moe/DESIGN.md
+// section 10.
 
 #include "module/module.h"
 #include "moe/fault.h"

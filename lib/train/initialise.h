@@ -1,5 +1,5 @@
 #pragma once
-// First weights, the same on any mesh. sharding.md sections 5 and 6.
+// First weights, the same on any mesh. sharding/DESIGN.md sections 6 and 7.
 
 #include "nn/causal_lm.h"
 #include "sharding/runtime.h"

@@ -1,6 +1,6 @@
 #pragma once
 // What a step leaves behind: numbers gathered over the ranks, metrics.jsonl, and the line on standard output.
-// contract.md section 4.
+// CONTRACT.md section 5.
 
 #include <map>
 #include <nlohmann/json_fwd.hpp>

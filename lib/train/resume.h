@@ -1,6 +1,6 @@
 #pragma once
 // Where a run begins: from a checkpoint of its own, of another mesh, of PyTorch, or from a Hugging Face folder's
-// weights. dcp.md section 6, contract.md section 5.
+// weights. dcp/FORMAT.md section 6, CONTRACT.md section 6.
 
 #include <optional>
 #include <string>

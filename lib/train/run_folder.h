@@ -1,5 +1,5 @@
 #pragma once
-// The folder of one run: its lock, its files. contract.md section 4.
+// The folder of one run: its lock, its files. CONTRACT.md section 4.
 //
 //   config.yaml    the resolved config; can be run again as it is
 //   metrics.jsonl  a line per logged step

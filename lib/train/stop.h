@@ -1,5 +1,5 @@
 #pragma once
-// Requests to stop, and the ranks' agreement on them. contract.md section 5.
+// Requests to stop, and the ranks' agreement on them. CONTRACT.md section 6.
 
 #include <chrono>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #pragma once
 // Everything that a resumed run needs besides its config, under the keys that Python's get_model_state_dict and
-// get_optimizer_state_dict use. dcp.md section 4.
+// get_optimizer_state_dict use. dcp/FORMAT.md section 4.
 
 #include "checkpoint/sharded_state.h"
 #include "config/config.h"

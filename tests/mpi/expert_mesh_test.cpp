@@ -80,7 +80,7 @@ at::Tensor all_expert_weights() {
 struct Case {
   int outer, inner, ep;
 };
-// The cases of sharding.md section 10 that fit this many ranks.
+// The cases of sharding/DESIGN.md section 12 that fit this many ranks.
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (auto& c : {Case{1, 1, 1}, {2, 1, 2}, {2, 2, 1}, {1, 4, 2}, {2, 2, 2}, {1, 4, 4}, {2, 2, 4}, {2, 4, 4}}) {

@@ -369,7 +369,8 @@ BOOST_AUTO_TEST_CASE(recomputation_changes_no_bit_and_sends_no_counts) {
   BOOST_TEST(layer.router().tally().dropped > 0);
 }
 
-// Catches: anything that adds up over steps. moe.md section 8: every rank has one sequence of 8 tokens.
+// Catches: anything that adds up over steps. The case of moe/DESIGN.md section 8: every rank has one sequence of 8
+// tokens.
 BOOST_AUTO_TEST_CASE(five_steps_of_sgd_equal_one_rank) {
   const int ep = test_world().size();
   ExpertAxis axis(ep);

@@ -65,7 +65,7 @@ BOOST_AUTO_TEST_CASE(long_messages_are_cut_into_pieces) {
   BOOST_TEST(kMaxMessageBytes <= std::numeric_limits<int>::max());
 }
 
-// Catches: byte formulas that differ from sharding.md section 4.
+// Catches: byte formulas that differ from comm/DESIGN.md section 6.
 BOOST_AUTO_TEST_CASE(bytes_by_formula) {
   static_assert(gather_bytes(400, 4) == 300);
   static_assert(all_reduce_bytes(400, 4) == 600);

@@ -200,7 +200,7 @@ BOOST_AUTO_TEST_CASE(contradictions) {
   });
 }
 
-// Catches: routing that cannot work (moe.md section 1), found at the first step instead of here.
+// Catches: routing that cannot work (moe/DESIGN.md section 1), found at the first step instead of here.
 BOOST_AUTO_TEST_CASE(mixture_of_experts) {
   check_all({
       {with_moe(", n_group: 3"),
