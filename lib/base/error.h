@@ -9,7 +9,7 @@
 
 namespace meshard {
 
-/// Exit codes of the `meshard` binary (the public contract; a batch script maps them).
+/// Exit codes of the `meshard` binary (README.md ("Stop, fail, watch"); a batch script maps them).
 enum ExitCode : int {
   kExitDone = 0,
   kExitUsage = 2,      ///< usage or configuration, before anything started

@@ -1,7 +1,7 @@
 #pragma once
 // One axis of a mesh as something to communicate over. Two backends implement it: `mpi` (host tensors) and `nccl`
 // (device tensors). The public functions check arguments, enter the call in the ledger and in the watchdog's ring, and
-// hand over to the backend; so every backend is checked, counted and watched alike.
+// hand over to the backend; so every backend is checked, counted and watched alike. DESIGN.md section 2.
 //
 // Every operation returns a Work. The tensors must stay untouched until Work::wait() has returned; the Work holds
 // references to them. Works of one communicator may be waited for in any order. All ranks of the axis must issue the

@@ -1,7 +1,7 @@
 #pragma once
 // The watchdog's view of one rank: a file, mapped into the rank's memory, that holds the last 256 collectives of the
 // rank, what it waits for, its phase and a heartbeat. It is written without locks or system calls, and any process that
-// sees the folder can read it, even when its rank is stopped or dead.
+// sees the folder can read it, even when its rank is stopped or dead. DESIGN.md section 7.
 
 #include <array>
 #include <atomic>

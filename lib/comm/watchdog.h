@@ -2,6 +2,7 @@
 // A thread that ends the process with exit code 76 when this rank has waited in one collective for longer than the
 // timeout, after it has written who is to blame. It calls no MPI, takes no lock that the training thread holds while it
 // communicates, and counts only time in which the process ran: a job that was suspended as a whole is no hang.
+// DESIGN.md section 8.
 
 #include <chrono>
 #include <condition_variable>

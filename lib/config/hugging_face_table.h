@@ -1,7 +1,7 @@
 #pragma once
 // The one table of a Hugging Face config.json: which fields each family of models may have, and what each is to us. A
 // field that is not in it may change what the model computes: it is refused. Checked against transformers 4.57.6 and
-// 5.18.0: what their classes define, read and save, and which nulls they take.
+// 5.18.0: what their classes define, read and save, and which nulls they take. FAMILIES.md.
 
 #include <nlohmann/json.hpp>
 #include <string_view>

@@ -1,6 +1,6 @@
 #pragma once
 // The routed experts that live on this rank: SwiGLU MLPs without biases, computed as grouped products over one stacked
-// parameter per matrix.
+// parameter per matrix. DESIGN.md section 3.
 
 #include <vector>
 

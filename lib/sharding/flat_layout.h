@@ -1,8 +1,8 @@
 #pragma once
 // Flat layout of one parameter group: where each tensor of the group lies in a one-dimensional buffer, and which of its
 // elements each shard owns. Packed: a shard may begin and end within a row, as optimizers work element by element and
-// checkpoints take any box. Pure arithmetic: no tensors, no communication, the same answer on every rank.
-// Goldens: tests/goldens/layout_packed.json.
+// checkpoints take any box. Pure arithmetic: no tensors, no communication, the same answer on every rank. Goldens:
+// tests/goldens/layout_packed.json. DESIGN.md section 2.
 
 #include <cstdint>
 #include <span>

@@ -1,7 +1,7 @@
 #pragma once
 // The processes of this run: MPI's environment, who and where this rank is, the devices, and the factory of
 // communicators. Owns what every communicator shares: ledger, ring, watchdog. One World per process, created in main
-// and passed by reference.
+// and passed by reference. comm/DESIGN.md sections 1 and 9.
 //
 // How failures end a run. An error that all ranks agree on (raise_together) is thrown on all of them; an error of one
 // rank is thrown there alone, while the others may wait inside a collective for ever. main cannot tell the two apart,
