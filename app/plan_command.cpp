@@ -41,7 +41,7 @@ void add_plan(CLI::App& app, Command& run) {
   command->add_option("--set", arguments->overrides, "Override a key: --set train.steps=10")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
-  command->add_flag("--layout", arguments->layout, "Every tensor's rows on every rank");
+  command->add_flag("--layout", arguments->layout, "How much of every tensor each rank owns");
   command->add_flag("--json", arguments->json, "One JSON object instead of text");
   command->footer(
       "Examples:\n  meshard plan configs/llama3_70b.yaml --ranks 1024\n"

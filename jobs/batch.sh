@@ -10,6 +10,8 @@ run_folder='' config_minutes='' config_threads='' limit=()
 config_before='' saved_before=''   # what the run's folder had when this start began
 # shellcheck source=jobs/mpirun.sh
 . jobs/mpirun.sh
+# shellcheck source=jobs/requeue.sh
+. jobs/requeue.sh
 
 site_settings=(MESHARD_MODULES MESHARD_ACCOUNT MESHARD_PARTITION MESHARD_GPUS_PER_NODE MESHARD_SUBMIT_OPTIONS
                MESHARD_LAUNCHER MESHARD_MPI_OPTIONS MESHARD_SRUN_OPTIONS MESHARD_STOP_BEFORE_S MESHARD_MAX_REQUEUES
@@ -140,12 +142,6 @@ begin_slurm() {
 
 time_left_slurm() { seconds_of "$(squeue -h -j "$job" -o %L 2>/dev/null)"; }
 
-requeue_slurm() {
-  say "stopped: requeueing job $job, restart $((restarts + 1)) of at most $MESHARD_MAX_REQUEUES"
-  scontrol requeue "$job" || { complain "Slurm did not requeue it; to go on, submit it again"; return 0; }
-  exit 0
-}
-
 # --- PBS
 
 # begin_pbs SCRIPT: what a successor of this job is made from.
@@ -225,52 +221,6 @@ take_signal() {
 }
 
 ask_to_stop() { [[ -z $child ]] || kill -USR1 "$child" 2>/dev/null || true; }
-
-# How this start ended, in its own words: the last line of its metrics.
-end_of_run() {
-  [[ $(config_written) != "$config_before" ]] || return 0
-  tail -n 1 "$run_folder/metrics.jsonl" 2>/dev/null | grep '"end"' || true
-}
-
-# Whether somebody wants no further start, whatever else asked for a stop; sets wish. TERM is the word of scancel and
-# qdel; a file STOP is the user's own.
-wish=''
-ended_for_good() {
-  local by_the_clock=0
-  [[ $requeue != requeue_pbs ]] || by_the_clock=$(terms_of_walltime)
-  if ((terms > by_the_clock)); then
-    wish=TERM
-  elif [[ -e $run_folder/STOP || $(end_of_run) == *' STOP file asked for it'* ]]; then
-    wish="the file STOP"
-    rm -f "$run_folder/STOP"
-  fi
-  [[ -n $wish ]]
-}
-
-# The batch system asked, and not because the time is nearly over: Slurm does so up to a minute early.
-stopped_early() {
-  local left
-  left=$("$time_left")
-  [[ -n $stop && -n $left ]] && ((left > MESHARD_STOP_BEFORE_S + 60))
-}
-
-# A stop. Another start follows unless somebody wants none, it would do no better, or there were enough of them.
-stopped() {
-  local saved progress=''
-  saved=$(newest_checkpoint)
-  [[ -z $saved || $saved == "$saved_before" ]] || progress=yes
-  [[ -n $progress ]] || status=70
-  if ended_for_good; then
-    say "stopped by $wish: not requeued. To go on, submit it again"
-  elif [[ -z $progress ]] && ! stopped_early; then
-    complain "stopped before a step was saved: not requeued, as the next start would do no better. Give it more time"
-  elif ((restarts >= MESHARD_MAX_REQUEUES)); then
-    complain "stopped, but restarted $restarts times already (MESHARD_MAX_REQUEUES, jobs/site.env): not requeued." \
-      "To go on, submit it again"
-  else
-    "$requeue"
-  fi
-}
 
 describe() {
   local gpus=(/dev/nvidia[0-9]*)

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "base/tensor_part.h"
 #include "dcp/metadata.h"
 #include "dcp/pickle.h"
+#include "module/tensor_part.h"
 
 namespace meshard {
 

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <charconv>
 
-#include "base/error.h"
-
 namespace meshard {
 namespace {
 
@@ -23,10 +21,6 @@ std::optional<std::int64_t> step_of(const std::string& name) {
   std::int64_t step = 0;
   std::from_chars(name.data() + kStepPrefix.size(), name.data() + name.size(), step);
   return step >= 0 && step_name(step) == name ? std::optional(step) : std::nullopt;
-}
-
-std::filesystem::path partial_of(std::filesystem::path folder) {
-  return folder += kPartialSuffix;
 }
 }  // namespace
 
@@ -47,25 +41,6 @@ void CheckpointStore::clear_partials() {
   for (const auto& name : files_.list(root_)) {
     if (!name.ends_with(kPartialSuffix)) continue;
     if (step_of(name.substr(0, name.size() - kPartialSuffix.size()))) files_.remove_all(root_ / name);
-  }
-}
-
-void CheckpointStore::retain(std::int64_t keep_last, std::optional<std::int64_t> keep_every) {
-  if (keep_last < 1) throw ArgumentError(fmt::format("keep_last must be at least 1, not {}", keep_last));
-  if (keep_every && *keep_every < 1)
-    throw ArgumentError(fmt::format("keep_every must be at least 1, not {}", *keep_every));
-  auto steps = complete();
-  while (static_cast<std::int64_t>(steps.size()) > keep_last) {
-    auto step = steps.back();
-    steps.pop_back();
-    if (keep_every && step % *keep_every == 0) continue;
-    // One rename makes it a `.partial` folder, which the next save clears should this process die here.
-    auto doomed = partial_of(folder(step));
-    files_.remove_all(doomed);
-    files_.rename(folder(step), doomed);
-    files_.sync_folder(root_);
-    files_.remove_all(doomed / ".metadata");
-    files_.remove_all(doomed);
   }
 }
 

@@ -19,10 +19,9 @@ class CheckpointStore {
   std::vector<std::int64_t> complete() const;
   /// Local, for rank 0. Removes `.partial` folders that killed saves left behind.
   void clear_partials();
-  /// Local, for rank 0, after a commit. Removes all but the newest `keep_last` and, with `keep_every`, the steps that
-  /// it divides. A folder becomes a `.partial` one first, then loses its `.metadata`, so that a half-removed one is
-  /// never taken for complete.
-  void retain(std::int64_t keep_last, std::optional<std::int64_t> keep_every);
+
+  FileSystem& files() const { return files_; }
+  const std::filesystem::path& root() const { return root_; }
 
  private:
   FileSystem& files_;

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/tensor_part.h"
+#include "module/tensor_part.h"
 
 namespace meshard {
 

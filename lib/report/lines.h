@@ -8,33 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "report/curves.h"
+
 namespace meshard {
-
-/// A number of a step's line that is drawn over the steps. Of several layers: the worst, or the sum (dead, dropped).
-enum class Curve {
-  Loss,
-  GradNorm,
-  Lr,
-  TokensPerS,
-  Mfu,
-  Memory,
-  StepMs,  ///< median over the ranks
-  DataMs,
-  CommMs,
-  StallMs,
-  AuxLoss,
-  ZLoss,
-  MaxVio,
-  BiasMin,
-  BiasMax,
-  Dead,
-  Dropped,
-};
-
-inline constexpr std::array<std::string_view, 17> kCurveNames = {
-    "loss",    "grad_norm",           "lr",       "tokens_per_s", "mfu",     "mem_peak_bytes", "step_ms",  "data_ms",
-    "comm_ms", "checkpoint_stall_ms", "aux_loss", "z_loss",       "max_vio", "bias_min",       "bias_max", "dead",
-    "dropped"};
 
 /// One element a step with a line, all arrays of one length. NaN: the line has no such number, or null.
 struct StepLines {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "checkpoint/retention.h"
 #include "comm/world/together.h"
 #include "train/training_state.h"
 
@@ -102,7 +103,7 @@ void Checkpoints::committed(const std::filesystem::path& folder) {
   log_.print(fmt::format("checkpoint {}", folder.string()));
   if (world_.rank() != 0) return;
   try {
-    store_.retain(parts_.config.checkpoint.keep_last, parts_.config.checkpoint.keep_every);
+    retain(store_, parts_.config.checkpoint.keep_last, parts_.config.checkpoint.keep_every);
   } catch (const IoError& error) {
     log_.print(fmt::format("old checkpoints stay: {}", error.what()));
   }

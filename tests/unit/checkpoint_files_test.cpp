@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/error.h"
+#include "checkpoint/retention.h"
 #include "checkpoint/store.h"
 #include "dcp/crc32c.h"
 #include "support/faulty_files.h"
@@ -247,14 +248,14 @@ BOOST_FIXTURE_TEST_CASE(retention_keeps_the_newest_and_every_nth, Folder) {
   CheckpointStore store(files, path);
   for (std::int64_t step = 10; step <= 100; step += 10) make_checkpoint(step);
   files.make_folder(path / "step-00000110.partial");
-  store.retain(20, std::nullopt);
+  retain(store, 20, std::nullopt);
   BOOST_TEST(store.complete().size() == 10u);
-  store.retain(3, 40);
+  retain(store, 3, 40);
   BOOST_TEST(store.complete() == (Steps{100, 90, 80, 40}));
-  store.retain(1, std::nullopt);
+  retain(store, 1, std::nullopt);
   BOOST_TEST(files.list(path) == (std::vector<std::string>{"step-00000100", "step-00000110.partial"}));
-  BOOST_CHECK_THROW(store.retain(0, std::nullopt), ArgumentError);
-  BOOST_CHECK_THROW(store.retain(1, 0), ArgumentError);
+  BOOST_CHECK_THROW(retain(store, 0, std::nullopt), ArgumentError);
+  BOOST_CHECK_THROW(retain(store, 1, 0), ArgumentError);
 }
 
 // Catches: a process killed between any two operations of a removal that leaves a folder which counts as complete and
@@ -267,13 +268,13 @@ BOOST_FIXTURE_TEST_CASE(a_killed_removal_leaves_no_half_checkpoint, Folder) {
     files.make_folder(path / "step-00000001.partial");
     FaultyFiles dying;
     dying.die_after(moments);
-    died = refusal([&] { CheckpointStore(dying, path).retain(1, std::nullopt); }) != "accepted";
+    died = refusal([&] { retain(CheckpointStore(dying, path), 1, std::nullopt); }) != "accepted";
     BOOST_TEST(died == dying.dead());
 
     BOOST_TEST(store.complete().front() == 3);
     for (auto step : store.complete()) BOOST_TEST(files.list(store.folder(step)).size() == 3u);
     store.clear_partials();
-    store.retain(1, std::nullopt);
+    retain(store, 1, std::nullopt);
     BOOST_TEST(files.list(path) == (std::vector<std::string>{"step-00000003"}));
   }
   BOOST_TEST(moments > 12);

@@ -1,4 +1,4 @@
-#include "base/tensor_part.h"
+#include "module/tensor_part.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
