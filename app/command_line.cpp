@@ -27,7 +27,7 @@ std::vector<std::string> options_of(const CLI::App& command) {
 std::optional<std::string> argument_that_is_no_text(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
-    const auto first = first_invalid_utf8(argument);
+    auto first = first_invalid_utf8(argument);
     if (first == argument.size()) continue;
     return fmt::format(
         "argument {}, `{}`: byte 0x{:02x} at column {} is not UTF-8; expected UTF-8, as files of a run hold it", i,
@@ -41,7 +41,7 @@ std::string probably_meant(const CLI::App& app, int argc, char** argv) {
   for (auto* command : app.get_subcommands([](const CLI::App*) { return true; }))
     commands.push_back(command->get_name());
   const std::string first = argc > 1 ? argv[1] : "";
-  const auto parsed = app.get_subcommands();
+  auto parsed = app.get_subcommands();
   if (parsed.empty()) return first.starts_with('-') ? suggestion(first, options_of(app)) : suggestion(first, commands);
   for (auto& extra : app.remaining(true)) {
     if (extra.starts_with("--")) return suggestion(extra.substr(0, extra.find('=')), options_of(*parsed.front()));

@@ -82,8 +82,8 @@ int command_line(int argc, char** argv) {
 int main(int argc, char** argv) {
   keep_freed_memory();
   int code = command_line(argc, argv);
-  // By now MPI is down and every file closed. LibTorch would take its tables of operators apart, entry by entry: a third
-  // of the time that a short command takes.
+  // By now MPI is down and every file closed. LibTorch would take its tables of operators apart, entry by entry: a
+  // third of the time that a short command takes.
   std::fflush(nullptr);
   std::_Exit(code);
 }

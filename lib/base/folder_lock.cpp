@@ -136,7 +136,8 @@ std::optional<FolderLock::Holder> FolderLock::holder(const fs::path& folder) {
   auto written = fs::last_write_time(lock, failed);
   if (failed) return {};
   if (auto owner = read_owner(lock)) {
-    return owner->dead() ? std::nullopt : std::optional(Holder{owner->text(), owner->host == host_name(), owner->job.id});
+    return owner->dead() ? std::nullopt
+                         : std::optional(Holder{owner->text(), owner->host == host_name(), owner->job.id});
   }
   if (fs::file_time_type::clock::now() - written > kTimeToWrite) return {};
   return Holder{"a process that is about to write its name", true, ""};

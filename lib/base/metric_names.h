@@ -1,6 +1,6 @@
 #pragma once
-// The numbers of a run's metrics.jsonl: one table for whoever writes, compares or draws them. A new metric is a row here,
-// a line in train/metrics.cpp and, to be drawn, one in report/curves.h.
+// The numbers of a run's metrics.jsonl: one table for whoever writes, compares or draws them. A new metric is a row
+// here, a line in train/metrics.cpp and, to be drawn, one in report/curves.h.
 
 #include <array>
 #include <string_view>

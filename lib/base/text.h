@@ -13,9 +13,9 @@ namespace meshard {
 std::size_t first_invalid_utf8(std::string_view text);
 
 /// Local. `text` safe to print: every control character but newline and tab (C0, DEL, C1, the bidirectional
-/// overrides, what separates lines or has no width) and every byte that is not well-formed UTF-8 becomes `\x1b`, a code point from DEL on `\u202e` (in JSON,
-/// which escapes the lower ones itself, that is the same text). Printable text is returned as it is, so that applying
-/// it twice changes nothing.
+/// overrides, what separates lines or has no width) and every byte that is not well-formed UTF-8 becomes `\x1b`, a code
+/// point from DEL on `\u202e` (in JSON, which escapes the lower ones itself, that is the same text). Printable text is
+/// returned as it is, so that applying it twice changes nothing.
 std::string printable(std::string_view text);
 
 /// Local. The same for text within a line (a key, a name, a cell): newlines and tabs are escaped too, so that it cannot

@@ -95,7 +95,8 @@ CheckpointReader::CheckpointReader(FileSystem& files, std::filesystem::path fold
     std::vector<Box> boxes;
     for (auto& chunk : entry.chunks) boxes.push_back(chunk.box);
     auto problem = tiling_problem(entry.shape, boxes);
-    if (!problem.empty()) throw IoError(fmt::format("{}: {} is not whole: {}", folder_.string(), on_one_line(key), problem));
+    if (!problem.empty())
+      throw IoError(fmt::format("{}: {} is not whole: {}", folder_.string(), on_one_line(key), problem));
   }
 }
 

@@ -49,9 +49,9 @@ std::string why_no_checkpoint(FileSystem& files, const std::filesystem::path& fo
 class CheckpointReader {
  public:
   /// Reads `.metadata` and, if it is there, meshard.json. ConfigError where there is no complete checkpoint (a
-  /// `.partial` folder is none): it was asked for wrongly. IoError naming the file: damaged, hostile, of a later format,
-  /// facts that no run could have written (step -1), or chunks that do not tile their tensor exactly once (key and
-  /// box).
+  /// `.partial` folder is none): it was asked for wrongly. IoError naming the file: damaged, hostile, of a later
+  /// format, facts that no run could have written (step -1), or chunks that do not tile their tensor exactly once (key
+  /// and box).
   CheckpointReader(FileSystem& files, std::filesystem::path folder);
   ~CheckpointReader();
 

@@ -30,7 +30,7 @@ std::filesystem::path CheckpointStore::folder(std::int64_t step) const {
 
 std::vector<std::int64_t> CheckpointStore::complete() const {
   std::vector<std::int64_t> steps;
-  for (const auto& name : files_.list(root_)) {
+  for (auto& name : files_.list(root_)) {
     if (auto step = step_of(name); step && files_.exists(root_ / name / ".metadata")) steps.push_back(*step);
   }
   std::ranges::sort(steps, std::greater{});
@@ -38,7 +38,7 @@ std::vector<std::int64_t> CheckpointStore::complete() const {
 }
 
 void CheckpointStore::clear_partials() {
-  for (const auto& name : files_.list(root_)) {
+  for (auto& name : files_.list(root_)) {
     if (!name.ends_with(kPartialSuffix)) continue;
     if (step_of(name.substr(0, name.size() - kPartialSuffix.size()))) files_.remove_all(root_ / name);
   }

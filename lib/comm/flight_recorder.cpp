@@ -66,7 +66,7 @@ void FlightRecorder::remove() noexcept {
 }
 
 const FlightEntry* FlightSnapshot::find(std::uint64_t sequence) const {
-  const auto& entry = entries[sequence % kFlightEntries];
+  auto& entry = entries[sequence % kFlightEntries];
   return sequence != 0 && entry.sequence == sequence ? &entry : nullptr;
 }
 
@@ -75,7 +75,7 @@ std::optional<FlightSnapshot> read_flight_record(const std::filesystem::path& fo
   std::vector<char> bytes(sizeof(FlightRecord));
   std::ifstream file(ring_path(folder, rank), std::ios::binary);
   if (!file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()))) return std::nullopt;
-  const auto& ring = *std::launder(reinterpret_cast<const FlightRecord*>(bytes.data()));
+  auto& ring = *std::launder(reinterpret_cast<const FlightRecord*>(bytes.data()));
   if (ring.launch != launch || ring.rank != rank) return std::nullopt;
   return FlightSnapshot{.rank = ring.rank,
                       .pid = ring.pid,

@@ -19,7 +19,7 @@ std::string name_of(const FlightSnapshot& ring) {
 
 /// The entry of this sequence number in any rank's ring.
 const FlightEntry* find_anywhere(const HangEvidence& evidence, std::uint64_t sequence) {
-  for (const auto& ring : evidence.rings) {
+  for (auto& ring : evidence.rings) {
     if (ring && ring->find(sequence)) return ring->find(sequence);
   }
   return nullptr;
@@ -27,7 +27,7 @@ const FlightEntry* find_anywhere(const HangEvidence& evidence, std::uint64_t seq
 
 std::uint64_t furthest(const HangEvidence& evidence) {
   std::uint64_t sequence = 0;
-  for (const auto& ring : evidence.rings) sequence = std::max(sequence, ring ? ring->sequence : 0);
+  for (auto& ring : evidence.rings) sequence = std::max(sequence, ring ? ring->sequence : 0);
   return sequence;
 }
 
@@ -35,7 +35,7 @@ std::uint64_t furthest(const HangEvidence& evidence) {
 template <typename Pick>
 const FlightSnapshot* lowest(const HangEvidence& evidence, Pick pick) {
   const FlightSnapshot* found = nullptr;
-  for (const auto& ring : evidence.rings) {
+  for (auto& ring : evidence.rings) {
     if (ring && pick(*ring) && (!found || ring->sequence < found->sequence)) found = &*ring;
   }
   return found;
@@ -83,7 +83,7 @@ std::string hang_report(const HangEvidence& evidence) {
   text += fmt::format("rank {} waited longer than comm.timeout_s = {:g} s. Rings in {}:\n", evidence.reporter,
                       evidence.timeout_seconds, evidence.folder);
   int unreadable = 0;
-  for (const auto& ring : evidence.rings) {
+  for (auto& ring : evidence.rings) {
     if (ring) text += rank_line(evidence, *ring);
     unreadable += !ring;
   }

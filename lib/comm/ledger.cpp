@@ -21,7 +21,7 @@ Traffic Ledger::at(std::string_view operation, std::string_view axis) const {
 
 double Ledger::seconds() const {
   double sum = 0.0;
-  for (const auto& [key, traffic] : entries_) sum += traffic.seconds;
+  for (auto& [key, traffic] : entries_) sum += traffic.seconds;
   return sum;
 }
 

@@ -31,7 +31,7 @@ void check_mesh(ParallelConfig& p, int ranks, Report& report) {
     p.dp_shard = std::max(ranks / p.dp_outer, 1);
     return;
   }
-  const auto product = std::int64_t{p.dp_outer} * p.dp_shard;
+  auto product = std::int64_t{p.dp_outer} * p.dp_shard;
   if (product == ranks) return;
   auto remedy = ranks % p.dp_outer == 0
                     ? fmt::format("use dp_shard: {} or auto", ranks / p.dp_outer)
@@ -49,7 +49,7 @@ void check_expert_axis(const Config& config, int ranks, Report& report) {
     return;
   }
   const bool counted = report.clean({"model.moe.n_routed_experts"});
-  const auto experts = config.model.moe->n_routed_experts;
+  auto experts = config.model.moe->n_routed_experts;
   std::string what;
   if (ranks % expert != 0) what = fmt::format("the {} of this run", count_ranks(ranks));
   if (counted && experts % expert != 0) {
@@ -62,9 +62,9 @@ void check_expert_axis(const Config& config, int ranks, Report& report) {
 
 void check_batch(const TrainConfig& t, int ranks, Report& report) {
   if (!report.clean({"train.global_batch_size", "train.micro_batch_size"})) return;
-  const auto unit = t.micro_batch_size * ranks, batch = t.global_batch_size;
+  auto unit = t.micro_batch_size * ranks, batch = t.global_batch_size;
   if (batch % unit == 0) return;
-  const auto below = batch / unit * unit;
+  auto below = batch / unit * unit;
   auto nearest = below == 0 ? fmt::format("{}", unit) : fmt::format("{}, {}", below, below + unit);
   report.at("train.global_batch_size", fmt::format("{} is not a multiple of micro_batch_size {} x {} = {}; nearest: {}",
                                                    batch, t.micro_batch_size, count_ranks(ranks), unit, nearest));
@@ -82,7 +82,7 @@ void check_precision(const PrecisionConfig& p, Report& report) {
 }
 
 void check_schedule(const Config& config, Report& report) {
-  const auto& s = config.lr_schedule;
+  auto& s = config.lr_schedule;
   const bool steps_known = report.clean({"lr_schedule.warmup_steps", "train.steps"});
   if (steps_known && s.warmup_steps > config.train.steps) {
     report.at("lr_schedule.warmup_steps",
@@ -128,7 +128,7 @@ void check_data(const Config& config, Report& report) {
 
 // A fault that cannot show would pass for a clean run.
 void check_fault(const Config& config, int ranks, Report& report) {
-  const auto& fault = config.regression.fault;
+  auto& fault = config.regression.fault;
   auto needs = [&](std::string_view name, bool met, const char* what) {
     if (fault == name && !met)
       report.at("regression.fault", fmt::format("{} shows nothing here: it needs {}", name, what));
@@ -160,7 +160,7 @@ void check_fault(const Config& config, int ranks, Report& report) {
 }
 
 void check_regression(const Config& config, int ranks, Report& report) {
-  const auto& r = config.regression;
+  auto& r = config.regression;
   if (r.record_routing && r.replay_routing) {
     report.at("regression.replay_routing", "a run cannot record its routing and replay another's; give one of the two");
   }
@@ -180,7 +180,7 @@ void check_regression(const Config& config, int ranks, Report& report) {
 }
 
 void check_length(const Config& config, Report& report) {
-  const auto seq_len = config.train.seq_len, longest = config.model.max_position_embeddings;
+  auto seq_len = config.train.seq_len, longest = config.model.max_position_embeddings;
   if (report.clean({"train.seq_len", "model.max_position_embeddings"}) && seq_len > longest) {
     report.at("train.seq_len",
               fmt::format("{} is more than model.max_position_embeddings {}; expected at most that", seq_len, longest));
@@ -192,7 +192,7 @@ void check_length(const Config& config, Report& report) {
 std::string divisors(const std::vector<std::int64_t>& numbers, std::int64_t near) {
   constexpr std::size_t kAll = 12, kAround = 2;
   std::vector<std::int64_t> all;
-  const auto smallest = std::ranges::min(numbers);
+  auto smallest = std::ranges::min(numbers);
   for (std::int64_t d = 1; d <= smallest; ++d) {
     if (std::ranges::all_of(numbers, [d](auto n) { return n % d == 0; })) all.push_back(d);
   }

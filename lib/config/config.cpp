@@ -22,7 +22,7 @@ using Written = std::map<std::string, YamlNode>;
 
 // Gathers the keys that were written below `section`; what is no key goes into the report.
 void collect(const YamlNode& section, const std::string& path, Written& written, Report& report) {
-  for (const auto& child : section.children) {
+  for (auto& child : section.children) {
     auto child_path = path.empty() ? child.key : path + "." + child.key;
     const bool key = find_key(child_path) != nullptr, inner = is_section(child_path);
     if (!key && !inner) {
@@ -49,15 +49,15 @@ bool add_hugging_face(YamlNode& root, Report& report) {
   if (from == nullptr) return true;
   std::string file;
   if (read_value(*from, {}, file)) return false;  // reported when the key itself is read
-  const auto section = read_hugging_face(file, "model.from_hf", from->place, report);
+  auto section = read_hugging_face(file, "model.from_hf", from->place, report);
   if (section) merge_missing(*model, *section, 1);
   return section.has_value();
 }
 
 // Reads the keys whose path begins with `begin`.
 void read_keys(Config& config, const std::string& begin, const Written& written, bool model_known, Report& report) {
-  for (const auto& row : key_table()) {
-    const auto& path = row.doc.key;
+  for (auto& row : key_table()) {
+    auto& path = row.doc.key;
     if (!path.starts_with(begin)) continue;
     if (path.starts_with("model.moe.") && !config.model.moe) continue;
     if (auto found = written.find(path); found != written.end()) {
@@ -75,7 +75,7 @@ void read_keys(Config& config, const std::string& begin, const Written& written,
 void note_data_files(Config& config, const Written& written, const Report& report) {
   auto found = written.find("data.files");
   if (found == written.end() || !report.clean({"data.files"})) return;
-  for (const auto& item : found->second.children) {
+  for (auto& item : found->second.children) {
     config.data.files_written_at.before.push_back(report.before_key(item.place));
   }
 }
@@ -109,7 +109,7 @@ Config parse_config(const std::string& text, const std::string& name, const std:
     report.throw_if_any();
   }
   report.note("", root.place);
-  for (const auto& assignment : overrides) apply_override(root, assignment, report);
+  for (auto& assignment : overrides) apply_override(root, assignment, report);
   const bool model_known = add_hugging_face(root, report);
   Written written;
   collect(root, "", written, report);
@@ -129,7 +129,7 @@ Config load_config(const std::filesystem::path& file, const std::vector<std::str
 std::string resolved_yaml(const Config& config) {
   std::string yaml;
   std::vector<std::string> open;  // sections around the last line
-  for (const auto& row : key_table()) {
+  for (auto& row : key_table()) {
     auto value = row.write(config);
     if (!value) continue;
     std::vector<std::string> parts;
@@ -158,11 +158,11 @@ std::vector<ConfigChange> config_changes(const Config& from, const Config& to) {
                                                              "model.moe.z_loss_coeff",
                                                              "model.moe.capacity_factor"};
   std::vector<ConfigChange> changes;
-  for (const auto& row : key_table()) {
+  for (auto& row : key_table()) {
     if (!row.write) continue;
     auto a = row.write(from), b = row.write(to);
     if (a == b) continue;
-    const auto& key = row.doc.key;
+    auto& key = row.doc.key;
     if (key == "run.name" || key == "run.dir") continue;  // where a run lies: its folder may have moved
     changes.push_back(
         {key, a.value_or("absent"), b.value_or("absent"), key.starts_with("model.") && !steers_training.contains(key)});
@@ -196,9 +196,9 @@ std::vector<ConfigChange> changes_from_hugging_face(const std::filesystem::path&
 }
 
 const std::vector<KeyDoc>& config_keys() {
-  static const auto docs = [] {
+  static auto docs = [] {
     std::vector<KeyDoc> all;
-    for (const auto& row : key_table()) all.push_back(row.doc);
+    for (auto& row : key_table()) all.push_back(row.doc);
     return all;
   }();
   return docs;

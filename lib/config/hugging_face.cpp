@@ -22,13 +22,13 @@ class Importer {
 
   YamlNode model() {
     auto section = empty_map(), moe = empty_map();
-    for (const auto& field : fields_.family().fields) {
+    for (auto& field : fields_.family().fields) {
       constexpr std::string_view kMoe = "moe.";
       const bool of_moe = field.key.starts_with(kMoe);
       if (!field.key.empty()) copy(of_moe ? moe : section, field.key.substr(of_moe ? kMoe.size() : 0), field);
     }
     copy_heads(section);
-    if (const auto& rope = fields_["rope_parameters"]; rope.is_object()) {
+    if (auto& rope = fields_["rope_parameters"]; rope.is_object()) {
       copy_from(rope, section, "rope_theta");
       copy_from(rope, section, "partial_rotary_factor");
     }
@@ -37,7 +37,7 @@ class Importer {
       put(moe, "n_routed_experts", 128);
     }
     if (fields_.family().info().experts && !fields_.glm()) {
-      const auto* count = fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts";
+      auto* count = fields_["num_experts"].is_null() ? "num_local_experts" : "num_experts";
       if (fields_.has(count)) put(moe, "n_routed_experts", fields_[count]);
       put(moe, "first_k_dense_replace", fields_.dense_layers());
     }
@@ -49,14 +49,15 @@ class Importer {
   // Left out: as many key-value heads as heads, of hidden_size / heads each. Classes with experts take no null.
   void copy_heads(YamlNode& section) {
     const bool qwen = fields_.family().family == ModelFamily::Qwen3;
-    const auto& shared = fields_["num_key_value_heads"];
+    auto& shared = fields_["num_key_value_heads"];
     if (!shared.is_null() && !fields_.family().info().experts) {
       put(section, "num_key_value_heads", shared);
     } else if (qwen && !fields_.has("num_key_value_heads")) {
       put(section, "num_key_value_heads", 32);
     }
     if (fields_.has("head_dim")) {
-      if (fields_.family().family != ModelFamily::Llama || !fields_["head_dim"].is_null()) put(section, "head_dim", fields_["head_dim"]);
+      if (fields_.family().family != ModelFamily::Llama || !fields_["head_dim"].is_null())
+        put(section, "head_dim", fields_["head_dim"]);
     } else if (qwen) {
       put(section, "head_dim", 128);
     }

@@ -22,7 +22,7 @@ class Refusals {
       : fields_(fields), key_(key), place_(place), report_(report) {}
 
   void all() {
-    for (const auto& [name, value] : fields_.all().items()) check_field(name, value);
+    for (auto& [name, value] : fields_.all().items()) check_field(name, value);
     check_class();
     check_rope();
     check_window();
@@ -49,7 +49,7 @@ class Refusals {
   }
 
   void check_field(const std::string& name, const json& value) {
-    const auto* field = fields_.family().find(name);
+    auto* field = fields_.family().find(name);
     if (field == nullptr) {
       return refuse(
           fmt::format("{} is not known of a {}, and may change what the model computes; take it out of the file if it "
@@ -58,16 +58,17 @@ class Refusals {
     }
     if (field->use != HuggingFaceField::Use::Fixed || std::ranges::count(field->accepted, value) > 0) return;
     std::string expected;
-    for (const auto& accepted : field->accepted) expected += json_text(accepted) + " or ";
+    for (auto& accepted : field->accepted) expected += json_text(accepted) + " or ";
     refuse_unless(false, name, expected + "no such field");
   }
 
   void check_class() {
-    const auto& classes = fields_["architectures"];
+    auto& classes = fields_["architectures"];
     bool fine = classes.is_null() || classes.is_array();
-    for (const auto& name : fine ? classes : json::array()) fine &= name == fields_.family().info().model_class;
-    refuse_unless(fine, "architectures",
-                  fmt::format("[\"{}\"], the class of model_type {}", fields_.family().info().model_class, fields_.type()));
+    for (auto& name : fine ? classes : json::array()) fine &= name == fields_.family().info().model_class;
+    refuse_unless(
+        fine, "architectures",
+        fmt::format("[\"{}\"], the class of model_type {}", fields_.family().info().model_class, fields_.type()));
   }
 
   static bool is_plain_rope(const json& rope, const std::set<std::string>& numbers) {
@@ -79,7 +80,7 @@ class Refusals {
   }
 
   void check_rope() {
-    const auto &scaling = fields_["rope_scaling"], &rope = fields_["rope_parameters"];
+    auto &scaling = fields_["rope_scaling"], &rope = fields_["rope_parameters"];
     const bool empty = scaling.is_object() && scaling.empty();  // transformers 4 misses the type
     refuse_unless(!empty && is_plain_rope(scaling, {}), "rope_scaling", "null, or nothing but the type default");
     refuse_unless(is_plain_rope(rope, {"rope_theta", "partial_rotary_factor"}), "rope_parameters",
@@ -87,12 +88,12 @@ class Refusals {
     refuse_unless(scaling.empty() || rope.empty(), "rope_scaling", "either it or rope_parameters");
     if (!rope.is_object()) return;
     if (!fields_.glm()) {
-      const auto factor = rope.value("partial_rotary_factor", json());
+      auto factor = rope.value("partial_rotary_factor", json());
       refuse_unless(factor.is_null() || factor == 1, "rope_parameters", "partial_rotary_factor 1 or no such field");
     }
     if (fields_.of_transformers_5()) return;
-    for (const auto* name : {"rope_theta", "partial_rotary_factor"}) {
-      const auto inner = rope.value(name, json());
+    for (auto* name : {"rope_theta", "partial_rotary_factor"}) {
+      auto inner = rope.value(name, json());
       refuse_unless(inner.is_null() || fields_[name].is_null() || inner == fields_[name], name,
                     fmt::format("{} as in rope_parameters, or a transformers_version of 5, which says that those hold",
                                 json_text(inner)));
@@ -100,7 +101,7 @@ class Refusals {
   }
 
   void check_window() {
-    const auto& use = fields_["use_sliding_window"];
+    auto& use = fields_["use_sliding_window"];
     if (fields_.qwen() && fields_.has("use_sliding_window") && use.is_null()) {
       return refuse_unless(false, "use_sliding_window", "true, false or no such field");
     }
@@ -116,13 +117,13 @@ class Refusals {
 
   /// The first `leading` entries must be `before`, the others `after`.
   void check_layers(const std::string& name, std::size_t leading, const char* before, const char* after) {
-    const auto &kinds = fields_[name], &layers = fields_["num_hidden_layers"];
+    auto &kinds = fields_[name], &layers = fields_["num_hidden_layers"];
     if (kinds.is_null()) return;
     if (!kinds.is_array() || (layers.is_number_integer() && layers != kinds.size())) {
       return refuse_unless(false, name, fmt::format("a list of num_hidden_layers = {} texts", json_text(layers)));
     }
     for (std::size_t i = 0; i < kinds.size(); ++i) {
-      const auto* right = i < leading ? before : after;
+      auto* right = i < leading ? before : after;
       if (kinds[i] == right) continue;
       return refuse(fmt::format("`{}` has {} for layer {}, which cannot be honoured; expected \"{}\"", name,
                                 json_text(kinds[i]), i, right));
@@ -132,16 +133,16 @@ class Refusals {
   void check_mlp_only_layers() {
     auto first = json::array();
     for (std::size_t i = 0; i < fields_.dense_layers(); ++i) first.push_back(i);
-    const auto& given = fields_["mlp_only_layers"];
+    auto& given = fields_["mlp_only_layers"];
     refuse_unless(given.is_null() || given == first, "mlp_only_layers", "the first layers: [0, 1, ..]");
-    const auto& replaced = fields_["first_k_dense_replace"];
+    auto& replaced = fields_["first_k_dense_replace"];
     refuse_unless(replaced.is_null() || replaced == first.size(), "first_k_dense_replace",
                   fmt::format("{} or no such field", first.size()));
   }
 
   void check_expert_count() {
     const char* first = nullptr;
-    for (const auto* name : {"n_routed_experts", "num_experts", "num_local_experts"}) {
+    for (auto* name : {"n_routed_experts", "num_experts", "num_local_experts"}) {
       if (fields_[name].is_null()) continue;
       if (first == nullptr) {
         first = name;
@@ -160,11 +161,10 @@ class Refusals {
 }  // namespace
 
 HuggingFaceFields::HuggingFaceFields(json root) : root_(std::move(root)) {
-  const auto& type = (*this)["model_type"];
+  auto& type = (*this)["model_type"];
   type_ = type.is_string() ? type.get<std::string>() : has("model_type") ? "(not a text)" : "(none)";
-  const auto& families = hugging_face_families();
-  const auto found =
-      std::ranges::find_if(families, [&](auto& family) { return family.info().model_type == type_; });
+  auto& families = hugging_face_families();
+  auto found = std::ranges::find_if(families, [&](auto& family) { return family.info().model_type == type_; });
   if (found != families.end()) family_ = &*found;
 }
 
@@ -177,12 +177,12 @@ const json& HuggingFaceFields::operator[](const std::string& name) const {
 std::size_t HuggingFaceFields::dense_layers() const {
   if (!family_->info().experts) return std::numeric_limits<std::size_t>::max();
   if (!glm()) return (*this)["mlp_only_layers"].is_array() ? (*this)["mlp_only_layers"].size() : 0;
-  const auto& first = (*this)["first_k_dense_replace"];
+  auto& first = (*this)["first_k_dense_replace"];
   return first.is_number_unsigned() ? first.get<std::size_t>() : 1;
 }
 
 bool HuggingFaceFields::of_transformers_5() const {
-  const auto& version = (*this)["transformers_version"];
+  auto& version = (*this)["transformers_version"];
   return version.is_string() && std::atoi(version.get_ref<const std::string&>().c_str()) >= 5;
 }
 

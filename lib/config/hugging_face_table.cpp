@@ -74,7 +74,7 @@ Fields size_fields(const Sizes& sizes) {
 
 Fields harmless_fields() {
   Fields fields;
-  for (const auto* name :
+  for (auto* name :
        {// Storage, and how transformers runs.
         "dtype", "torch_dtype", "_name_or_path", "_commit_hash", "use_cache", "pretraining_tp", "torchscript",
         "use_bfloat16", "tf_legacy_loss", "chunk_size_feed_forward", "is_decoder", "attn_implementation",
@@ -175,7 +175,7 @@ const HuggingFaceField* HuggingFaceFamily::find(std::string_view name) const {
 }
 
 const std::vector<HuggingFaceFamily>& hugging_face_families() {
-  static const auto families = [] {
+  static auto families = [] {
     std::vector<HuggingFaceFamily> all = {llama(), qwen3(), qwen3_moe(), glm4_moe()};
     for (auto& family : all) {
       add(family.fields, model_fields());

@@ -42,7 +42,7 @@ Config with_all_sections() {
 template <class Field>
 Key key(std::string path, Field field, Limits limits, std::string text) {
   const Config defaults = with_all_sections();
-  const auto& value = field(defaults);
+  auto& value = field(defaults);
   auto allowed = words_allowed(value, limits);
   auto range = allowed.empty() ? limits.text() : fmt::format("{}", fmt::join(allowed, ", "));
   return {.doc = {path, type_name(value, limits), write_value(value, limits), range, std::move(text)},
@@ -288,7 +288,7 @@ void add_the_rest(std::vector<Key>& t) {
 }  // namespace
 
 const std::vector<Key>& key_table() {
-  static const auto table = [] {
+  static auto table = [] {
     std::vector<Key> all;
     add_run_and_model(all);
     add_moe(all);

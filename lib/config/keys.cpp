@@ -22,7 +22,7 @@ std::vector<std::string> make_paths() {
   auto add = [&](const std::string& path) {
     if (!path.empty() && std::ranges::find(all, path) == all.end()) all.push_back(path);
   };
-  for (const auto& row : key_table()) {
+  for (auto& row : key_table()) {
     add(parent_of(parent_of(row.doc.key)));
     add(parent_of(row.doc.key));
     add(row.doc.key);
@@ -31,7 +31,7 @@ std::vector<std::string> make_paths() {
 }
 
 const std::vector<std::string>& all_paths() {
-  static const auto paths = make_paths();
+  static auto paths = make_paths();
   return paths;
 }
 
@@ -53,8 +53,8 @@ bool is_section(const std::string& path) {
 
 std::string unknown_key(const std::string& path) {
   if (path.size() > kLongestSlip) return "unknown key; expected one of those that README lists";
-  const auto leaf = leaf_of(path);
-  const auto& paths = all_paths();
+  auto leaf = leaf_of(path);
+  auto& paths = all_paths();
   auto nearest_by = [&](auto distance) { return *std::ranges::min_element(paths, {}, distance); };
   auto whole = nearest_by([&](const std::string& p) { return edit_distance(p, path); });
   auto name = [&](const std::string& p) { return parent_of(p) == parent_of(path) ? leaf_of(p) : p; };

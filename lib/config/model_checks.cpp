@@ -23,7 +23,7 @@ void fill_attention(Config& config, Report& report) {
 }
 
 void check_attention(const Config& config, Report& report) {
-  const auto& m = config.model;
+  auto& m = config.model;
   if (report.clean({"model.num_attention_heads", "model.num_key_value_heads"}) &&
       m.num_attention_heads % m.num_key_value_heads != 0) {
     report.at("model.num_key_value_heads",
@@ -54,7 +54,7 @@ void check_groups(const MoeConfig& moe, Report& report) {
                      "model.moe.num_experts_per_tok"})) {
     return;
   }
-  const auto experts = moe.n_routed_experts, groups = moe.n_group, kept = moe.topk_group;
+  auto experts = moe.n_routed_experts, groups = moe.n_group, kept = moe.topk_group;
   if (experts % groups != 0) {
     report.at("model.moe.n_group", fmt::format("{} groups do not divide the {} routed experts; use {}", groups, experts,
                                                divisors({experts}, groups)));

@@ -31,13 +31,13 @@ YamlNode* make_path(YamlNode& root, const std::string& path, const Place& place)
 }
 
 std::string without_blanks(const std::string& text) {
-  const auto begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
+  auto begin = text.find_first_not_of(" \t"), end = text.find_last_not_of(" \t");
   return begin == std::string::npos ? "" : text.substr(begin, end + 1 - begin);
 }
 
 YamlNode read_assigned(const std::string& path, const std::string& text, const Place& place, Report& report) {
-  const auto* key = find_key(path);
-  const auto bare = without_blanks(text);
+  auto* key = find_key(path);
+  auto bare = without_blanks(text);
   const bool in_quotes = bare.starts_with('"') || bare.starts_with('\'');
   if (key != nullptr && key->takes_text && !in_quotes && !is_null_word(bare)) {
     YamlNode node;
@@ -66,7 +66,7 @@ void apply_override(YamlNode& root, const std::string& assignment, Report& repor
     report.add(place, path, unknown_key(path));
     return;
   }
-  const auto text = assignment.substr(equals + 1);
+  auto text = assignment.substr(equals + 1);
   if (auto fault = foreign_byte(text)) {
     report.add(place, path, fmt::format("{} (column {} of the value)", fault->what, fault->column));
     return;

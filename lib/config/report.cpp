@@ -51,7 +51,7 @@ std::string Report::text_of(const Place& place) const {
 }
 
 std::string Report::line_of(const Problem& problem) const {
-  const auto& place = problem.place;
+  auto& place = problem.place;
   auto line = text_of(place) + (place.override_key.empty() ? "  " : ": ");
   if (!problem.path.empty() && problem.path != place.override_key) line += on_one_line(shortened(problem.path)) + ": ";
   line += on_one_line(problem.what);

@@ -1,6 +1,6 @@
 #pragma once
-// Where a run's folder is: run.dir / run.name. The recorded config names the folder that was used, so that it leads back
-// there.
+// Where a run's folder is: run.dir / run.name. The recorded config names the folder that was used, so that it leads
+// back there.
 
 #include <filesystem>
 

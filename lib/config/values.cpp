@@ -100,10 +100,10 @@ Problem read_whole(const YamlNode& node, const Limits& limits, T& out) {
   if (!is_plain_scalar(node) || !is_integer(node.text)) return wrong_type(node, expected);
   constexpr auto kMost = std::is_same_v<T, std::int64_t> ? T{kLargest} : std::numeric_limits<T>::max();
   T value = 0;
-  const auto* end = node.text.data() + node.text.size();
+  auto* end = node.text.data() + node.text.size();
   auto [parsed, error] = std::from_chars(node.text.data(), end, value);
   if ((error == std::errc::result_out_of_range && node.text[0] != '-') || std::cmp_greater(value, kMost)) {
-    const auto most = std::isfinite(limits.high) ? "" : fmt::format(", at most {}", kMost);
+    auto most = std::isfinite(limits.high) ? "" : fmt::format(", at most {}", kMost);
     return fmt::format("{} is too large; expected {}{}", shortened(node.text), expected, most);
   }
   if (error != std::errc{} || parsed != end || !limits.contain(static_cast<double>(value))) {
@@ -168,9 +168,9 @@ Problem read_value(const YamlNode& node, const Limits& limits, double& out) {
   auto expected = with_limits("a number", limits);
   if (!is_plain_scalar(node) || !is_real(node.text)) return wrong_type(node, expected);
   double value = 0;
-  const auto* end = node.text.data() + node.text.size();
+  auto* end = node.text.data() + node.text.size();
   auto [parsed, error] = std::from_chars(node.text.data(), end, value);
-  const auto digits = node.text.substr(0, node.text.find_first_of("eE"));
+  auto digits = node.text.substr(0, node.text.find_first_of("eE"));
   const bool zero = digits.find_first_of("123456789") == std::string::npos;
   if (error == std::errc::result_out_of_range || (value == 0 && !zero)) {
     // from_chars does not tell which of the two it is.
@@ -201,7 +201,7 @@ Problem read_value(const YamlNode& node, const Limits& limits, std::string& out)
 Problem read_value(const YamlNode& node, const Limits& limits, std::vector<std::string>& out) {
   if (node.kind != YamlNode::Kind::List) return wrong_type(node, "a list of texts, like [a, b]");
   std::vector<std::string> all;
-  for (const auto& item : node.children) {
+  for (auto& item : node.children) {
     std::string text;
     if (auto problem = read_value(item, limits, text)) {
       return fmt::format("entry {} of the list: {}", all.size() + 1, *problem);
@@ -265,7 +265,7 @@ std::string write_value(std::uint64_t value, const Limits&) {
 
 std::string write_value(double value, const Limits&) {
   char digits[64];
-  const auto size = std::abs(value);
+  auto size = std::abs(value);
   const bool short_enough = value == 0 || (size >= 1e-4 && size < 1e12);
   auto format = short_enough ? std::chars_format::fixed : std::chars_format::scientific;
   auto text = std::string(digits, std::to_chars(digits, digits + sizeof digits, value, format).ptr);
@@ -292,7 +292,7 @@ std::string write_value(const std::string& value, const Limits&) {
 
 std::string write_value(const std::vector<std::string>& value, const Limits& limits) {
   std::vector<std::string> items;
-  for (const auto& item : value) items.push_back(write_value(item, limits));
+  for (auto& item : value) items.push_back(write_value(item, limits));
   return fmt::format("[{}]", fmt::join(items, ", "));
 }
 

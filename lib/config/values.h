@@ -72,7 +72,7 @@ template <WordEnum E>
 Problem read_enum(const YamlNode& node, E& out) {
   std::string text;
   if (auto problem = read_word(node, all_words(E{}), text)) return problem;
-  for (const auto& [word, meaning] : words_of(E{})) {
+  for (auto& [word, meaning] : words_of(E{})) {
     if (word == text) out = meaning;
   }
   return {};

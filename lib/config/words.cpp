@@ -7,7 +7,7 @@ namespace meshard {
 // Each switch names every value, so that a compiler warns of a new one that has no word.
 
 std::string_view word_of(Strategy value) {
-  const auto index = static_cast<std::size_t>(value);
+  auto index = static_cast<std::size_t>(value);
   return index < kStrategyNames.size() ? kStrategyNames[index] : "";
 }
 

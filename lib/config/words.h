@@ -44,7 +44,7 @@ std::vector<std::pair<std::string_view, E>> words_of(E) {
 template <WordEnum E>
 std::vector<std::string_view> all_words(E) {
   std::vector<std::string_view> all;
-  for (const auto& [word, meaning] : words_of(E{})) all.push_back(word);
+  for (auto& [word, meaning] : words_of(E{})) all.push_back(word);
   return all;
 }
 

@@ -13,14 +13,14 @@ namespace {
 constexpr std::string_view kBlanks = " \t";
 
 TextFault at(std::string_view text, std::size_t offset, std::string what) {
-  const auto before = text.substr(0, offset);
-  const auto line = static_cast<int>(std::ranges::count(before, '\n'));
-  const auto begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
+  auto before = text.substr(0, offset);
+  auto line = static_cast<int>(std::ranges::count(before, '\n'));
+  auto begin = before.rfind('\n') == std::string_view::npos ? 0 : before.rfind('\n') + 1;
   return {line + 1, static_cast<int>(offset - begin) + 1, std::move(what)};
 }
 
 bool is_foreign(char c) {
-  const auto byte = static_cast<unsigned char>(c);
+  auto byte = static_cast<unsigned char>(c);
   return (byte < 0x20 && c != '\t' && c != '\n' && c != '\r') || byte == 0x7f;
 }
 
@@ -28,9 +28,9 @@ bool is_foreign(char c) {
 std::optional<TextFault> indenting_tab(std::string_view text, int stopped) {
   std::size_t begin = 0;
   for (int line = 1; line <= stopped && begin < text.size(); ++line) {
-    const auto end = std::min(text.find('\n', begin), text.size());
-    const auto blanks = std::min(text.find_first_not_of(kBlanks, begin), end);
-    const auto tab = text.find('\t', begin);
+    auto end = std::min(text.find('\n', begin), text.size());
+    auto blanks = std::min(text.find_first_not_of(kBlanks, begin), end);
+    auto tab = text.find('\t', begin);
     if (line + 1 >= stopped && tab < blanks && blanks < end) {
       return at(text, tab, "a tab indents this line; YAML takes only spaces there");
     }
@@ -42,11 +42,11 @@ std::optional<TextFault> indenting_tab(std::string_view text, int stopped) {
 }  // namespace
 
 std::optional<TextFault> foreign_byte(std::string_view text) {
-  const auto invalid = first_invalid_utf8(text);
-  const auto control = static_cast<std::size_t>(std::ranges::find_if(text, is_foreign) - text.begin());
-  const auto first = std::min(invalid, control);
+  auto invalid = first_invalid_utf8(text);
+  auto control = static_cast<std::size_t>(std::ranges::find_if(text, is_foreign) - text.begin());
+  auto first = std::min(invalid, control);
   if (first == text.size()) return {};
-  const auto byte = static_cast<unsigned char>(text[first]);
+  auto byte = static_cast<unsigned char>(text[first]);
   if (invalid < control)
     return at(text, first, fmt::format("byte 0x{:02x} is not UTF-8; write the text in UTF-8", byte));
   return at(text, first,

@@ -24,7 +24,7 @@ class Converter {
     YamlNode node;
     node.place = place_of(from.Mark());
     if (!room_for_one_more(node.place, depth)) return node;
-    if (const auto& tag = from.Tag(); !tag.empty() && tag != "?" && tag != "!") {
+    if (auto& tag = from.Tag(); !tag.empty() && tag != "?" && tag != "!") {
       report_.add(node.place, path, fmt::format("the YAML tag `{}` is not allowed here; write the plain value", tag));
     }
     if (from.IsScalar()) {
@@ -33,7 +33,7 @@ class Converter {
       node.quoted = from.Tag() == "!";
     } else if (from.IsSequence()) {
       node.kind = YamlNode::Kind::List;
-      for (const auto& item : from) node.children.push_back(convert(item, path, depth + 1));
+      for (auto& item : from) node.children.push_back(convert(item, path, depth + 1));
     } else if (from.IsMap()) {
       convert_map(from, node, path, depth);
     }
@@ -63,13 +63,13 @@ class Converter {
     node.kind = YamlNode::Kind::Map;
     std::vector<YamlNode> merged;
     std::unordered_map<std::string, int> first_lines;
-    for (const auto& entry : from) {
+    for (auto& entry : from) {
       auto key_place = place_of(entry.first.Mark());
       if (!entry.first.IsScalar()) {
         report_.add(key_place, path, "a key here is not a plain word; expected `key: value`");
         continue;
       }
-      const auto& key = entry.first.Scalar();
+      auto& key = entry.first.Scalar();
       auto child_path = path.empty() ? key : path + "." + key;
       auto child = convert(entry.second, child_path, depth + 1);
       if (key == "<<") {
@@ -79,14 +79,14 @@ class Converter {
       child.key = key;
       child.key_place = key_place;
       if (child.kind == YamlNode::Kind::Null) child.place = key_place;
-      if (const auto [first, fresh] = first_lines.emplace(key, key_place.line); !fresh) {
+      if (auto [first, fresh] = first_lines.emplace(key, key_place.line); !fresh) {
         auto line = override_key_.empty() ? fmt::format("; first given at line {}", first->second) : "";
         report_.add(key_place, child_path, fmt::format("duplicate key{}; keep one", line));
       } else {
         node.children.push_back(std::move(child));
       }
     }
-    for (const auto& source : merged) merge_missing(node, source, 0);
+    for (auto& source : merged) merge_missing(node, source, 0);
   }
 
   void add_merge_sources(const YamlNode& value, std::vector<YamlNode>& sources, const Place& place,
@@ -148,8 +148,8 @@ YamlNode parse_yaml(const std::string& text, Report& report, const std::string& 
 
 void merge_missing(YamlNode& into, const YamlNode& defaults, int depth) {
   std::unordered_set<std::string> present;
-  for (const auto& child : into.children) present.insert(child.key);
-  for (const auto& child : defaults.children) {
+  for (auto& child : into.children) present.insert(child.key);
+  for (auto& child : defaults.children) {
     if (present.insert(child.key).second) {
       into.children.push_back(child);
     } else if (auto* mine = depth > 0 ? into.find(child.key) : nullptr;

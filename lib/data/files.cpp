@@ -23,8 +23,8 @@ namespace {
 }
 
 [[noreturn]] void refuse_special(const std::filesystem::path& path) {
-  throw ConfigError(
-      fmt::format("data.files: {} is not a regular file but a pipe, a device or a socket; copy its data into one", path.string()));
+  throw ConfigError(fmt::format(
+      "data.files: {} is not a regular file but a pipe, a device or a socket; copy its data into one", path.string()));
 }
 
 std::string start_of_relative(const std::filesystem::path& path) {
@@ -63,13 +63,13 @@ void for_each_file(const CorpusOptions& options, const std::function<void(const 
     try {
       work();
     } catch (const ConfigError& error) {
-      const auto& before = options.before_messages;
+      auto& before = options.before_messages;
       throw ConfigError((pattern < before.size() ? before[pattern] : "") + error.what());
     }
   };
   for (std::size_t pattern = 0; pattern < options.files.size(); ++pattern) {
     of_pattern(pattern, [&] {
-      for (const auto& name : matches_of(options.files[pattern])) {
+      for (auto& name : matches_of(options.files[pattern])) {
         std::error_code unreadable;  // said, with its reason, where the file is opened
         if (std::filesystem::is_directory(name, unreadable)) refuse_folder(name);
         if (std::filesystem::is_other(name, unreadable)) refuse_special(name);
@@ -79,7 +79,7 @@ void for_each_file(const CorpusOptions& options, const std::function<void(const 
       }
     });
   }
-  for (const auto& [path, pattern] : files) {
+  for (auto& [path, pattern] : files) {
     of_pattern(pattern, [&] { visit(path); });
   }
 }

@@ -36,7 +36,7 @@ void widen(const unsigned char* from, std::span<std::int64_t> tokens) {
 }
 
 void load(const TokenFile& file, std::int64_t first, std::span<std::int64_t> tokens) {
-  const auto* from = file.data.bytes().data() + first * bytes_of(file.type);
+  auto* from = file.data.bytes().data() + first * bytes_of(file.type);
   switch (file.type) {
     case TokenType::U8:
       return widen<std::uint8_t>(from, tokens);
@@ -111,7 +111,7 @@ class IndexedCorpus : public FileCorpus {
 
   std::string kind() const override {
     std::int64_t documents = 0;
-    for (const auto& file : files_) documents += file.documents;
+    for (auto& file : files_) documents += file.documents;
     return fmt::format("indexed ({} documents)", documents);
   }
 

@@ -111,7 +111,7 @@ inline __m128i load_block(const std::byte* bytes) {
 // Gopal et al., "Fast CRC computation for generic polynomials using PCLMULQDQ" (Intel, 2009): 64 bytes at a time are
 // folded into the next 64; the last 16 that remain have the checksum of all.
 __attribute__((target("pclmul"))) std::uint32_t by_folding(std::uint32_t crc, CrcBytes bytes) {
-  const auto by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+  auto by_64 = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4), by_16 = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
   const std::byte* at = bytes.data();
   auto a = _mm_xor_si128(load_block(at), _mm_cvtsi32_si128(static_cast<int>(crc)));
   auto b = load_block(at + 16), c = load_block(at + 32), d = load_block(at + 48);

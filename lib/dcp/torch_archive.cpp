@@ -51,7 +51,7 @@ class ArchiveWriter {
     record("version", "3\n");
     record(".data/serialization_id", serialization_id());
     auto directory = position();
-    for (const auto& entry : entries_) put_directory_entry(entry);
+    for (auto& entry : entries_) put_directory_entry(entry);
     put_end(directory, position() - directory);
     flush();
     return static_cast<std::int64_t>(sent_);
@@ -139,7 +139,7 @@ class ArchiveWriter {
   std::string serialization_id() const {
     std::string names;
     std::uint64_t contents = 0;
-    for (const auto& entry : entries_) {
+    for (auto& entry : entries_) {
       names += entry.name;
       contents = mix64(contents + entry.crc);
     }

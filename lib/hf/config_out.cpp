@@ -20,8 +20,8 @@ void refuse_unless(Reasons& reasons, bool fine, std::string reason) {
 
 Reasons refusals(const ModelOptions& model) {
   Reasons reasons;
-  const auto& decoder = model.decoder;
-  const auto& family = info_of(model.family);
+  auto& decoder = model.decoder;
+  auto& family = info_of(model.family);
   if (!family.output_bias) {
     refuse_unless(reasons, !decoder.attention_output_bias,
                   "attention_bias: its o_proj never has one, this model's has");
@@ -32,7 +32,7 @@ Reasons refusals(const ModelOptions& model) {
   refuse_unless(reasons, family.partial_rotary || decoder.partial_rotary_factor == 1.0,
                 fmt::format("partial_rotary_factor {}: it rotates whole heads", decoder.partial_rotary_factor));
   if (model.family == ModelFamily::Glm4Moe || !model.moe) return reasons;
-  const auto& moe = *model.moe;
+  auto& moe = *model.moe;
   refuse_unless(reasons, decoder.use_qk_norm, "use_qk_norm false: its queries and keys are always normalised");
   refuse_unless(reasons, moe.n_shared_experts == 0,
                 fmt::format("n_shared_experts {}: it has no shared experts", moe.n_shared_experts));
@@ -43,8 +43,8 @@ Reasons refusals(const ModelOptions& model) {
 }
 
 Json common_fields(const ModelOptions& model, at::ScalarType dtype) {
-  const auto& decoder = model.decoder;
-  const auto& family = info_of(model.family);
+  auto& decoder = model.decoder;
+  auto& family = info_of(model.family);
   // Token ids are null because the classes' defaults (Llama: 1 and 2) would be tokens of some other vocabulary.
   return {{"architectures", {family.model_class}},
           {"model_type", family.model_type},
@@ -69,7 +69,7 @@ Json common_fields(const ModelOptions& model, at::ScalarType dtype) {
 }
 
 void add_glm_fields(Json& json, const ModelOptions& model) {
-  const auto& moe = *model.moe;
+  auto& moe = *model.moe;
   json.update({{"use_qk_norm", model.decoder.use_qk_norm},
                {"first_k_dense_replace", model.first_k_dense_replace},
                {"n_routed_experts", moe.n_routed_experts},
@@ -83,7 +83,7 @@ void add_glm_fields(Json& json, const ModelOptions& model) {
 }
 
 void add_qwen_fields(Json& json, const ModelOptions& model) {
-  const auto& moe = *model.moe;
+  auto& moe = *model.moe;
   std::vector<std::int64_t> dense(static_cast<std::size_t>(model.first_k_dense_replace));
   std::iota(dense.begin(), dense.end(), 0);
   json.update({{"num_experts", moe.n_routed_experts},
@@ -97,8 +97,8 @@ void add_qwen_fields(Json& json, const ModelOptions& model) {
 }  // namespace
 
 HfConfig hf_config(const ModelOptions& model, at::ScalarType dtype) {
-  const auto& family = info_of(model.family);
-  if (const auto reasons = refusals(model); !reasons.empty()) {
+  auto& family = info_of(model.family);
+  if (auto reasons = refusals(model); !reasons.empty()) {
     throw ConfigError(
         fmt::format("no Hugging Face class computes what this model does; the nearest is {}, which differs in\n  {}\n"
                     "Export models that agree with it, or use the checkpoint itself",

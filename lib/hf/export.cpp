@@ -22,7 +22,7 @@ bool is_spare(const std::string& fqn, const ModelOptions& model) {
 }
 
 void require_fit(const CheckpointReader& from, const ModelOptions& model) {
-  const auto mismatch = fit_of(from, model);
+  auto mismatch = fit_of(from, model);
   if (mismatch.empty()) return;
   throw IoError(fmt::format("{} is not a checkpoint of this model:{}", from.folder().string(), mismatch.text()));
 }
@@ -44,7 +44,7 @@ at::Tensor values_of(const CheckpointReader& from, const FileTensor& part, const
 Mismatch fit_of(const CheckpointReader& from, const ModelOptions& model) {
   StateDict wanted;
   for (auto& [fqn, shape] : model_tensors(model)) {
-    const auto key = kWeights + fqn;
+    auto key = kWeights + fqn;
     if (is_spare(fqn, model) && !from.metadata().tensors.contains(key)) continue;
     StateTensor tensor;
     tensor.key = key;
@@ -59,17 +59,17 @@ std::vector<std::string> export_model(const CheckpointReader& from, const ModelO
   if (options.dtype != at::kFloat && options.dtype != at::kBFloat16) {
     throw ArgumentError(fmt::format("export as {}: only fp32 and bf16 are", c10::toString(options.dtype)));
   }
-  const auto config = hf_config(model, options.dtype);
+  auto config = hf_config(model, options.dtype);
   require_fit(from, model);
 
   std::map<std::string, ModelTensor> ours;
   for (auto& tensor : model_tensors(model)) ours[tensor.fqn] = tensor;
-  const auto parts = exported_tensors(model);
+  auto parts = exported_tensors(model);
   std::vector<SafetensorsItem> items;
-  for (const auto& part : parts) {
+  for (auto& part : parts) {
     items.push_back({part.name, is_expert_bias(part.name) ? at::kFloat : options.dtype, part.shape});
   }
-  const auto values = [&](std::size_t i) {
+  auto values = [&](std::size_t i) {
     return values_of(from, parts[i], parts[i].fqn.empty() ? nullptr : &ours.at(parts[i].fqn), items[i].dtype);
   };
   write_safetensors(files, out, items, values, {{"config.json", json_text(config.json, 2) + "\n"}},

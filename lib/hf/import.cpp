@@ -30,23 +30,23 @@ struct LayerRange {
 
 // Layers that the files have after those of the class: they predict further tokens, and the class does not load them.
 LayerRange prediction_layers(const Safetensors& from) {
-  const auto text = from.text_of("config.json");
+  auto text = from.text_of("config.json");
   if (text.empty()) return {};
-  const auto config = read_json<nlohmann::json>(text, (from.path() / "config.json").string() + " is damaged");
-  const auto number = [&](const char* name) {
-    const auto found = config.find(name);
+  auto config = read_json<nlohmann::json>(text, (from.path() / "config.json").string() + " is damaged");
+  auto number = [&](const char* name) {
+    auto found = config.find(name);
     const bool given = found != config.end() && found->is_number_unsigned();
     return given ? static_cast<std::int64_t>(std::min(found->get<std::uint64_t>(), kMostLayers)) : 0;
   };
-  const auto begin = number("num_hidden_layers");
+  auto begin = number("num_hidden_layers");
   return {begin, begin + number("num_nextn_predict_layers")};
 }
 
 bool is_of_layers(const std::string& name, const LayerRange& layers) {
   if (!name.starts_with(kLayers)) return false;
   std::int64_t layer = -1;
-  const auto* end = name.data() + name.size();
-  const auto [rest, error] = std::from_chars(name.data() + kLayers.size(), end, layer);
+  auto* end = name.data() + name.size();
+  auto [rest, error] = std::from_chars(name.data() + kLayers.size(), end, layer);
   return error == std::errc() && rest != end && *rest == '.' && layer >= layers.begin && layer < layers.end;
 }
 
@@ -54,10 +54,10 @@ class Import {
  public:
   Import(const Safetensors& from, const ModelOptions& model, const StateDict& into)
       : from_(from), model_(model), prediction_layers_(prediction_layers(from)) {
-    for (const auto& tensor : into.tensors) {
+    for (auto& tensor : into.tensors) {
       if (tensor.key.starts_with(kStatePrefix)) plan(tensor);
     }
-    for (const auto& [name, entry] : from_.tensors()) {
+    for (auto& [name, entry] : from_.tensors()) {
       if (!claimed_.contains(name)) judge_unclaimed(name, entry);
     }
   }
@@ -69,14 +69,14 @@ class Import {
   }
 
   void read() const {
-    for (const auto& [tensor, parts] : sources_) {
-      for (const auto& piece : tensor->pieces) fill(piece, parts);
+    for (auto& [tensor, parts] : sources_) {
+      for (auto& piece : tensor->pieces) fill(piece, parts);
     }
   }
 
   std::vector<std::string> notes() const {
     std::vector<std::string> notes;
-    for (const auto& [dtypes, count] : converted_) {
+    for (auto& [dtypes, count] : converted_) {
       notes.push_back(fmt::format("{} tensors were converted from {} to {}", count, safetensors_name(dtypes.first),
                                   safetensors_name(dtypes.second)));
     }
@@ -95,7 +95,7 @@ class Import {
   bool bias_is_off() const { return !model_.moe || !model_.moe->expert_bias.enabled; }
 
   void plan(const StateTensor& tensor) {
-    const auto fqn = tensor.key.substr(kStatePrefix.size());
+    auto fqn = tensor.key.substr(kStatePrefix.size());
     if (model_.decoder.tie_word_embeddings && fqn == kTiedHead) return;  // it is the embedding's memory
     if (is_expert_bias(fqn)) {
       if (bias_is_off()) return;
@@ -110,13 +110,13 @@ class Import {
     } else {
       parts = file_tensors({fqn, tensor.shape});
     }
-    for (const auto& part : parts) claim(part, tensor.dtype);
+    for (auto& part : parts) claim(part, tensor.dtype);
     sources_.emplace_back(&tensor, std::move(parts));
   }
 
   void claim(const FileTensor& part, at::ScalarType dtype) {
     claimed_.insert(part.name);
-    const auto found = from_.tensors().find(part.name);
+    auto found = from_.tensors().find(part.name);
     if (found == from_.tensors().end()) {
       mismatch_.missing.push_back(part.name);
     } else if (found->second.shape != part.shape) {
@@ -152,10 +152,10 @@ class Import {
   }
 
   void fill(const Piece& piece, const std::vector<FileTensor>& parts) const {
-    const auto host =
+    auto host =
         piece.values.is_cpu() ? piece.values : at::empty(piece.values.sizes(), piece.values.options().device(at::kCPU));
-    for (const auto& part : parts) {
-      const auto shared = overlap(piece.box, part.box);
+    for (auto& part : parts) {
+      auto shared = overlap(piece.box, part.box);
       if (shared.numel() == 0) continue;
       auto from = shifted(shared, part.box.offsets);
       auto into = part_of(host, shifted(shared, piece.box.offsets));

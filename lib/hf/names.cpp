@@ -13,10 +13,10 @@ class TensorLister {
   explicit TensorLister(const ModelOptions& model) : model_(model), decoder_(model.decoder) {}
 
   std::vector<ModelTensor> list() {
-    const auto hidden = decoder_.hidden_size;
+    auto hidden = decoder_.hidden_size;
     add("model.embed_tokens.weight", {decoder_.vocab_size, hidden});
     for (std::int64_t layer = 0; layer < decoder_.num_hidden_layers; ++layer) {
-      const auto prefix = fmt::format("model.layers.{}.", layer);
+      auto prefix = fmt::format("model.layers.{}.", layer);
       add_attention(prefix + "self_attn.");
       if (model_.has_experts(layer)) {
         add_experts(prefix + "mlp.");
@@ -40,8 +40,8 @@ class TensorLister {
   }
 
   void add_attention(const std::string& prefix) {
-    const auto hidden = decoder_.hidden_size, head = decoder_.head_dim;
-    const auto queries = decoder_.num_attention_heads * head, keys = decoder_.num_key_value_heads * head;
+    auto hidden = decoder_.hidden_size, head = decoder_.head_dim;
+    auto queries = decoder_.num_attention_heads * head, keys = decoder_.num_key_value_heads * head;
     add_linear(prefix + "q_proj", queries, hidden, decoder_.attention_bias);
     add_linear(prefix + "k_proj", keys, hidden, decoder_.attention_bias);
     add_linear(prefix + "v_proj", keys, hidden, decoder_.attention_bias);
@@ -58,8 +58,8 @@ class TensorLister {
   }
 
   void add_experts(const std::string& prefix) {
-    const auto& moe = *model_.moe;
-    const auto experts = moe.n_routed_experts, hidden = decoder_.hidden_size, width = moe.moe_intermediate_size;
+    auto& moe = *model_.moe;
+    auto experts = moe.n_routed_experts, hidden = decoder_.hidden_size, width = moe.moe_intermediate_size;
     add(prefix + "gate.weight", {experts, hidden});
     add(prefix + "gate.e_score_correction_bias", {experts});
     add(prefix + "experts.gate_up_proj", {experts, 2 * width, hidden});
@@ -74,8 +74,8 @@ class TensorLister {
 
 FileTensor part_of_expert(const ModelTensor& stacked, std::int64_t expert, const char* part, std::int64_t first_row,
                           std::int64_t rows) {
-  const auto experts = stacked.fqn.substr(0, stacked.fqn.rfind('.'));
-  const auto columns = stacked.shape[2];
+  auto experts = stacked.fqn.substr(0, stacked.fqn.rfind('.'));
+  auto columns = stacked.shape[2];
   return {fmt::format("{}.{}.{}.weight", experts, expert, part),
           {rows, columns},
           stacked.fqn,
@@ -83,10 +83,10 @@ FileTensor part_of_expert(const ModelTensor& stacked, std::int64_t expert, const
 }
 
 void add_empty_shared_experts(std::vector<FileTensor>& tensors, const ModelOptions& model) {
-  const auto hidden = model.decoder.hidden_size;
+  auto hidden = model.decoder.hidden_size;
   for (auto layer = model.first_k_dense_replace; layer < model.decoder.num_hidden_layers; ++layer) {
-    const auto prefix = fmt::format("model.layers.{}.mlp.shared_experts.", layer);
-    for (const auto* part : {"gate_proj", "up_proj"}) tensors.push_back({prefix + part + ".weight", {0, hidden}});
+    auto prefix = fmt::format("model.layers.{}.mlp.shared_experts.", layer);
+    for (auto* part : {"gate_proj", "up_proj"}) tensors.push_back({prefix + part + ".weight", {0, hidden}});
     tensors.push_back({prefix + "down_proj.weight", {hidden, 0}});
   }
 }
@@ -103,7 +103,7 @@ std::vector<FileTensor> file_tensors(const ModelTensor& tensor) {
     return {{tensor.fqn, tensor.shape, tensor.fqn, whole(tensor.shape)}};
   }
   std::vector<FileTensor> parts;
-  const auto rows = gate_up ? tensor.shape[1] / 2 : tensor.shape[1];
+  auto rows = gate_up ? tensor.shape[1] / 2 : tensor.shape[1];
   for (std::int64_t expert = 0; expert < tensor.shape[0]; ++expert) {
     parts.push_back(part_of_expert(tensor, expert, gate_up ? "gate_proj" : "down_proj", 0, rows));
     if (gate_up) parts.push_back(part_of_expert(tensor, expert, "up_proj", rows, rows));
@@ -114,7 +114,7 @@ std::vector<FileTensor> file_tensors(const ModelTensor& tensor) {
 std::vector<FileTensor> exported_tensors(const ModelOptions& model) {
   const bool glm = model.family == ModelFamily::Glm4Moe;
   std::vector<FileTensor> all;
-  for (const auto& tensor : model_tensors(model)) {
+  for (auto& tensor : model_tensors(model)) {
     if (tensor.fqn == kHead && model.decoder.tie_word_embeddings) continue;
     const bool bias = is_expert_bias(tensor.fqn);
     if (bias && !glm) continue;

@@ -58,10 +58,10 @@ json read_object(std::span<const std::byte> bytes, const std::string& what) {
 
 /// A list of sizes or offsets; nothing if it is something else.
 std::optional<Shape> sizes_in(const json& fields, const char* name) {
-  const auto found = fields.find(name);
+  auto found = fields.find(name);
   if (found == fields.end() || !found->is_array()) return {};
   Shape sizes;
-  for (const auto& size : *found) {
+  for (auto& size : *found) {
     if (!size.is_number_unsigned() || size.get<std::uint64_t>() > std::numeric_limits<std::int64_t>::max()) return {};
     sizes.push_back(size.get<std::int64_t>());
   }
@@ -70,7 +70,7 @@ std::optional<Shape> sizes_in(const json& fields, const char* name) {
 
 std::optional<std::int64_t> bytes_of(at::ScalarType dtype, const Shape& shape) {
   auto bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
-  for (const auto size : shape) {
+  for (auto size : shape) {
     if (__builtin_mul_overflow(bytes, size, &bytes)) return {};
   }
   return bytes;
@@ -78,20 +78,20 @@ std::optional<std::int64_t> bytes_of(at::ScalarType dtype, const Shape& shape) {
 
 SafetensorsEntry entry_of(const json& fields, std::int64_t data, std::int64_t data_bytes, const std::string& what) {
   if (!fields.is_object()) throw damaged(what, "its entry is no object");
-  const auto dtype = fields.find("dtype");
-  const auto known =
+  auto dtype = fields.find("dtype");
+  auto known =
       std::ranges::find_if(kDtypes, [&](const auto& entry) { return dtype != fields.end() && *dtype == entry.first; });
   if (known == kDtypes.end()) {
     throw IoError(fmt::format("{} has dtype {}, which is not read here", what,
                               dtype == fields.end() ? "(none)" : json_text(*dtype)));
   }
-  const auto shape = sizes_in(fields, "shape");
+  auto shape = sizes_in(fields, "shape");
   if (!shape) throw damaged(what, "its shape is no list of sizes");
-  const auto offsets = sizes_in(fields, "data_offsets");
+  auto offsets = sizes_in(fields, "data_offsets");
   if (!offsets || offsets->size() != 2 || (*offsets)[0] > (*offsets)[1]) {
     throw damaged(what, "its data_offsets are not [begin, end]");
   }
-  const auto begin = (*offsets)[0], end = (*offsets)[1];
+  auto begin = (*offsets)[0], end = (*offsets)[1];
   if (end > data_bytes) {
     throw damaged(what, fmt::format("its data ends at byte {} of {}: was the file cut off?", end, data_bytes));
   }
@@ -105,9 +105,9 @@ SafetensorsEntry entry_of(const json& fields, std::int64_t data, std::int64_t da
 void require_tiling(const std::map<std::string, SafetensorsEntry>& tensors, std::int64_t data, std::int64_t size,
                     const std::string& what) {
   std::vector<std::pair<const std::string*, const SafetensorsEntry*>> sorted;
-  for (const auto& [name, entry] : tensors) sorted.emplace_back(&name, &entry);
+  for (auto& [name, entry] : tensors) sorted.emplace_back(&name, &entry);
   std::ranges::sort(sorted, {}, [](const auto& item) { return std::pair(item.second->offset, item.second->length); });
-  for (const auto& [name, entry] : sorted) {
+  for (auto& [name, entry] : sorted) {
     if (entry->offset != data) {
       throw damaged(
           what, fmt::format("{} `{}`", entry->offset < data ? "data overlaps before" : "there is a gap before", *name));
@@ -128,26 +128,26 @@ std::string require_plain_name(const std::string& name, const std::string& what)
 }  // namespace
 
 const char* safetensors_name(at::ScalarType dtype) {
-  const auto* found = std::ranges::find(kDtypes, dtype, &std::pair<const char*, at::ScalarType>::second);
+  auto* found = std::ranges::find(kDtypes, dtype, &std::pair<const char*, at::ScalarType>::second);
   return found == kDtypes.end() ? nullptr : found->first;
 }
 
 std::map<std::string, SafetensorsEntry> read_safetensors_header(const ReadableFile& file, const std::string& what) {
-  const auto size = file.size();
+  auto size = file.size();
   if (size < kLengthBytes) throw damaged(what, fmt::format("it has {} bytes", size));
   std::uint64_t length = 0;
   file.read(0, std::as_writable_bytes(std::span(&length, 1)));
-  const auto limit = std::min(kLongestHeader, size - kLengthBytes);
+  auto limit = std::min(kLongestHeader, size - kLengthBytes);
   if (length > static_cast<std::uint64_t>(limit)) {
     throw damaged(what, fmt::format("its header would be {} bytes long, there is room for {}", length, limit));
   }
   std::vector<std::byte> header(length);
   file.read(kLengthBytes, header);
 
-  const auto data = kLengthBytes + static_cast<std::int64_t>(length);
+  auto data = kLengthBytes + static_cast<std::int64_t>(length);
   std::map<std::string, SafetensorsEntry> tensors;
-  const auto root = read_object(header, what);
-  for (const auto& [name, fields] : root.items()) {
+  auto root = read_object(header, what);
+  for (auto& [name, fields] : root.items()) {
     if (name == "__metadata__") continue;
     tensors[name] = entry_of(fields, data, size - data, fmt::format("tensor `{}` of {}", name, what));
   }
@@ -162,7 +162,7 @@ Safetensors::Safetensors(FileSystem& files, std::filesystem::path path) : files_
     return;
   }
   folder_ = path_;
-  const auto index = folder_ / kIndexFile;
+  auto index = folder_ / kIndexFile;
   if (files_.exists(folder_ / kSingleFile)) {
     open_file(kSingleFile);
   } else if (files_.exists(index)) {
@@ -174,34 +174,34 @@ Safetensors::Safetensors(FileSystem& files, std::filesystem::path path) : files_
 }
 
 void Safetensors::open_file(const std::string& name) {
-  const auto what = (folder_ / name).string();
+  auto what = (folder_ / name).string();
   auto& file = open_[name] = files_.open(folder_ / name);
   for (auto& [tensor, entry] : read_safetensors_header(*file, what)) {
     entry.file = name;
-    const auto [other, is_new] = tensors_.emplace(tensor, std::move(entry));
+    auto [other, is_new] = tensors_.emplace(tensor, std::move(entry));
     if (!is_new) throw IoError(fmt::format("tensor `{}` is in {} and in {}", tensor, other->second.file, what));
   }
 }
 
 void Safetensors::open_index(const std::filesystem::path& index) {
-  const auto what = index.string();
-  const auto root = read_object(read_file(files_, index, kLongestHeader), what);
-  const auto map = root.find("weight_map");
+  auto what = index.string();
+  auto root = read_object(read_file(files_, index, kLongestHeader), what);
+  auto map = root.find("weight_map");
   if (map == root.end() || !map->is_object()) throw damaged(what, "it has no weight_map");
   std::map<std::string, std::string> places;
   std::set<std::string> names;
-  for (const auto& [tensor, file] : map->items()) {
+  for (auto& [tensor, file] : map->items()) {
     if (!file.is_string()) throw damaged(what, fmt::format("the file of `{}` is no text", tensor));
     names.insert(places[tensor] = require_plain_name(file.get<std::string>(), what));
   }
-  for (const auto& name : names) {
+  for (auto& name : names) {
     if (!files_.exists(folder_ / name)) {
       throw IoError(
           fmt::format("{} is missing, which {} names; is the download complete?", (folder_ / name).string(), what));
     }
     open_file(name);
   }
-  for (const auto& [tensor, name] : places) {
+  for (auto& [tensor, name] : places) {
     if (!has(tensor) || tensors_[tensor].file != name) {
       throw IoError(fmt::format("{} says that tensor `{}` is in {}: it is not", what, tensor, name));
     }
@@ -209,13 +209,13 @@ void Safetensors::open_index(const std::filesystem::path& index) {
 }
 
 const SafetensorsEntry& Safetensors::entry(const std::string& name) const {
-  const auto found = tensors_.find(name);
+  auto found = tensors_.find(name);
   if (found == tensors_.end()) throw IoError(fmt::format("{} has no tensor `{}`", path_.string(), name));
   return found->second;
 }
 
 void Safetensors::read(const std::string& name, const Box& box, at::Tensor into) const {
-  const auto& tensor = entry(name);
+  auto& tensor = entry(name);
   const bool inside = box.sizes.size() == tensor.shape.size() && box.offsets.size() == tensor.shape.size() &&
                       overlap(box, whole(tensor.shape)) == box;
   if (!inside || into.sizes() != box.sizes) {
@@ -235,12 +235,12 @@ void Safetensors::read(const std::string& name, const Box& box, at::Tensor into)
 
 std::string Safetensors::text_of(const std::string& name) const {
   if (!files_.exists(folder_ / name)) return "";
-  const auto bytes = read_file(files_, folder_ / name, kLongestHeader);
+  auto bytes = read_file(files_, folder_ / name, kLongestHeader);
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 bool Safetensors::same(const std::string& name, const std::string& other) const {
-  const auto &a = entry(name), &b = entry(other);
+  auto &a = entry(name), &b = entry(other);
   if (a.dtype != b.dtype || a.shape != b.shape) return false;
   std::vector<std::byte> left, right;
   for (std::int64_t done = 0; done < a.length; done += std::ssize(left)) {

@@ -25,7 +25,7 @@ std::span<const std::byte> text_bytes(const std::string& text) {
 
 void check_items(const std::vector<SafetensorsItem>& items) {
   std::set<std::string> names;
-  for (const auto& item : items) {
+  for (auto& item : items) {
     if (item.name == "__metadata__" || !names.insert(item.name).second) {
       throw ArgumentError(fmt::format("two tensors to write are called `{}`, or the format reserves it", item.name));
     }
@@ -60,8 +60,8 @@ std::string shard_name(std::size_t shard, std::size_t count) {
 std::string header_of(const std::vector<SafetensorsItem>& items, const ItemOrder& order) {
   Json header{{"__metadata__", {{"format", "pt"}}}};
   std::int64_t begin = 0;
-  for (const auto i : order) {
-    const auto end = begin + items[i].bytes();
+  for (auto i : order) {
+    auto end = begin + items[i].bytes();
     header[items[i].name] = {
         {"dtype", safetensors_name(items[i].dtype)}, {"shape", items[i].shape}, {"data_offsets", {begin, end}}};
     begin = end;
@@ -86,7 +86,7 @@ std::string index_of(const std::vector<SafetensorsItem>& items, const std::vecto
   std::int64_t total = 0;
   std::map<std::string, std::string> places;
   for (std::size_t shard = 0; shard < shards.size(); ++shard) {
-    for (const auto i : shards[shard]) {
+    for (auto i : shards[shard]) {
       total += items[i].bytes();
       places[items[i].name] = shard_name(shard, shards.size());
     }
@@ -109,25 +109,25 @@ void write_safetensors(FileSystem& files, const fs::path& out, const std::vector
                        const std::function<at::Tensor(std::size_t index)>& values,
                        const std::map<std::string, std::string>& small_files, std::int64_t shard_bytes) {
   check_items(items);
-  const auto folder = without_last_slash(out), partial = fs::path(folder.string() + ".partial");
+  auto folder = without_last_slash(out), partial = fs::path(folder.string() + ".partial");
   if (files.exists(folder)) {
     throw ConfigError(fmt::format("{} is there already; name a new folder, or remove it first", folder.string()));
   }
   files.remove_all(partial);
   files.make_folder(partial);
   try {
-    const auto shards = cut_into_shards(items, shard_bytes);
+    auto shards = cut_into_shards(items, shard_bytes);
     for (std::size_t shard = 0; shard < shards.size(); ++shard) {
-      const auto file = files.create(partial / shard_name(shard, shards.size()));
+      auto file = files.create(partial / shard_name(shard, shards.size()));
       file->append(text_bytes(header_of(items, shards[shard])));
-      for (const auto i : shards[shard]) append_values(*file, items[i], values(i));
+      for (auto i : shards[shard]) append_values(*file, items[i], values(i));
       file->sync();
       file->close();
     }
     if (shards.size() > 1) {
       write_file(files, partial / "model.safetensors.index.json", text_bytes(index_of(items, shards)));
     }
-    for (const auto& [name, text] : small_files) write_file(files, partial / name, text_bytes(text));
+    for (auto& [name, text] : small_files) write_file(files, partial / name, text_bytes(text));
     files.sync_folder(partial);
     files.rename(partial, folder);
   } catch (...) {

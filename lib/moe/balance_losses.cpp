@@ -36,9 +36,9 @@ at::Tensor probabilities_of(const at::Tensor& scores, const MoeOptions& options)
 /// [sequences, experts]: pairs of each sequence's tokens with their K largest unbiased, ungrouped scores.
 at::Tensor ungrouped_loads(const at::Tensor& scores, std::int64_t sequences, std::int64_t seq_len, MoeOptions options) {
   options.n_group = options.topk_group = 1;
-  const auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
-  const auto ids = select(scores.detach(), {}, options).ids.view({sequences, seq_len * options.num_experts_per_tok});
-  const auto one = at::ones({}, scores.options()).expand(ids.sizes());
+  auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
+  auto ids = select(scores.detach(), {}, options).ids.view({sequences, seq_len * options.num_experts_per_tok});
+  auto one = at::ones({}, scores.options()).expand(ids.sizes());
   return at::zeros({sequences, options.n_routed_experts}, scores.options()).scatter_add_(1, ids, one);
 }
 
@@ -65,17 +65,17 @@ at::Tensor scores_of_logits(const at::Tensor& logits, const MoeOptions& options)
 }
 
 at::Tensor switch_loss(const at::Tensor& logits, const at::Tensor& counts, const MoeOptions& options) {
-  const auto tokens = std::max<std::int64_t>(1, logits.size(0));
-  const auto mass = at::sum(probabilities_of(scores_of_logits(logits, options), options), 0);
+  auto tokens = std::max<std::int64_t>(1, logits.size(0));
+  auto mass = at::sum(probabilities_of(scores_of_logits(logits, options), options), 0);
   const double pairs = static_cast<double>(tokens) * options.num_experts_per_tok;
   return at::sum(mass * counts.to(mass.options())) * (options.n_routed_experts / (pairs * tokens));
 }
 
 at::Tensor sequence_loss(const at::Tensor& logits, std::int64_t seq_len, const MoeOptions& options) {
-  const auto sequences = logits.size(0) / seq_len, experts = options.n_routed_experts;
-  const auto scores = scores_of_logits(logits, options);
-  const auto mass = at::sum(probabilities_of(scores, options).view({sequences, seq_len, experts}), 1);
-  const auto loads = ungrouped_loads(scores, sequences, seq_len, options);
+  auto sequences = logits.size(0) / seq_len, experts = options.n_routed_experts;
+  auto scores = scores_of_logits(logits, options);
+  auto mass = at::sum(probabilities_of(scores, options).view({sequences, seq_len, experts}), 1);
+  auto loads = ungrouped_loads(scores, sequences, seq_len, options);
   const double pairs = static_cast<double>(seq_len) * options.num_experts_per_tok;
   return at::sum(mass * loads) * (experts / (pairs * seq_len));
 }

@@ -42,7 +42,7 @@ void sort_pairs(DispatchPlan& plan, const at::Tensor& ids, std::span<const std::
   std::exclusive_scan(counts.begin(), counts.end(), next.begin(), std::int64_t{0});
   plan.token_of = at::empty({sum_of(counts)}, at::kLong);
   plan.row_of = at::empty(ids.sizes(), at::kLong);
-  const auto* id = ids.const_data_ptr<std::int64_t>();
+  auto* id = ids.const_data_ptr<std::int64_t>();
   auto* token_of = plan.token_of.mutable_data_ptr<std::int64_t>();
   auto* row_of = plan.row_of.mutable_data_ptr<std::int64_t>();
   for (std::int64_t pair = 0; pair < ids.numel(); ++pair) {
@@ -52,7 +52,7 @@ void sort_pairs(DispatchPlan& plan, const at::Tensor& ids, std::span<const std::
 }
 
 at::Tensor exchange_counts(const at::Tensor& counts, const ExpertParallel& experts, at::Device device) {
-  const auto sent = counts.to(device);
+  auto sent = counts.to(device);
   auto received = at::empty_like(sent);
   experts.axis->all_to_all(received, sent, {.unit = "moe.counts"}).wait();
   return received.to(at::kCPU);
@@ -94,7 +94,7 @@ at::Tensor to_experts(const at::Tensor& sorted, const DispatchPlan& plan, const 
 
 at::Tensor from_experts(const at::Tensor& rows, const DispatchPlan& plan, const char* unit) {
   if (plan.experts.size == 1) return rows;
-  const auto by_sender = plan.place_of.defined() ? gather(rows, plan.place_of) : rows;
+  auto by_sender = plan.place_of.defined() ? gather(rows, plan.place_of) : rows;
   auto sorted = at::empty({plan.token_of.size(0), rows.size(1)}, rows.options());
   plan.experts.axis->all_to_all_v(sorted, by_sender, plan.send_rows, plan.receive_rows, {.unit = unit}).wait();
   return sorted;
@@ -122,8 +122,8 @@ struct DispatchFunction : torch::autograd::Function<DispatchFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto plan = kept_plan(context);
-    const auto sorted = from_experts(grads[0].contiguous(), *plan, "moe.dispatch.backward");
+    auto plan = kept_plan(context);
+    auto sorted = from_experts(grads[0].contiguous(), *plan, "moe.dispatch.backward");
     return {sum_pairs(sorted, plan->row_of, {}), at::Tensor()};
   }
 };
@@ -132,17 +132,17 @@ struct CombineFunction : torch::autograd::Function<CombineFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& rows, const at::Tensor& weights,
                             const SharedPlan& plan) {
     keep_plan(context, plan);
-    const auto sorted = from_experts(rows.contiguous(), *plan, "moe.combine");
-    const auto factors = weights.contiguous();
+    auto sorted = from_experts(rows.contiguous(), *plan, "moe.combine");
+    auto factors = weights.contiguous();
     context->save_for_backward({sorted, factors});
     return sum_pairs(sorted, plan->row_of, factors);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto plan = kept_plan(context);
-    const auto saved = context->get_saved_variables();
-    const auto kernel = grads[0].is_cpu() ? sum_rows_backward_cpu : sum_rows_backward_aten;
-    const auto out = kernel(grads[0].contiguous(), saved[0], plan->row_of, saved[1]);
+    auto plan = kept_plan(context);
+    auto saved = context->get_saved_variables();
+    auto kernel = grads[0].is_cpu() ? sum_rows_backward_cpu : sum_rows_backward_aten;
+    auto out = kernel(grads[0].contiguous(), saved[0], plan->row_of, saved[1]);
     return {to_experts(out.grad_rows, *plan, "moe.combine.backward"), out.grad_weights, at::Tensor()};
   }
 };
@@ -157,18 +157,17 @@ SharedPlan plan_dispatch(const at::Tensor& ids, std::int64_t n_routed_experts, c
                          at::Device device) {
   auto plan = std::make_shared<DispatchPlan>();
   plan->experts = experts;
-  const auto pairs = ids.contiguous();
-  const auto counts = count_pairs(pairs, n_routed_experts);
+  auto pairs = ids.contiguous();
+  auto counts = count_pairs(pairs, n_routed_experts);
   const std::span sent(counts.const_data_ptr<std::int64_t>(), n_routed_experts);
   sort_pairs(*plan, pairs, sent);
 
-  const auto exchanged =
-      experts.size == 1 ? counts : computed_once([&] { return exchange_counts(counts, experts, device); });
+  auto exchanged = experts.size == 1 ? counts : computed_once([&] { return exchange_counts(counts, experts, device); });
   const std::span received(exchanged.const_data_ptr<std::int64_t>(), n_routed_experts);
-  const auto local = n_routed_experts / experts.size;
+  auto local = n_routed_experts / experts.size;
   plan->expert_rows.assign(local, 0);
   for (int rank = 0; rank < experts.size; ++rank) {
-    const auto from = received.subspan(rank * local, local);
+    auto from = received.subspan(rank * local, local);
     plan->send_rows.push_back(sum_of(sent.subspan(rank * local, local)));
     plan->receive_rows.push_back(sum_of(from));
     for (std::int64_t e = 0; e < local; ++e) plan->expert_rows[e] += from[e];

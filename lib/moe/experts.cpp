@@ -22,11 +22,11 @@ class ExpertGroups {
 
   /// y = x W_e^T, or x W_e, for each expert's rows; `stacked` holds the W_e one below the other.
   at::Tensor product(const at::Tensor& x, const at::Tensor& stacked, bool transposed) const {
-    const auto height = stacked.size(0) / std::ssize(rows_);
+    auto height = stacked.size(0) / std::ssize(rows_);
     auto y = at::empty({x.size(0), transposed ? height : stacked.size(1)}, x.options());
     visit([&](std::int64_t expert, std::int64_t first, std::int64_t count) {
       if (count == 0) return;
-      const auto weight = stacked.narrow(0, expert * height, height);
+      auto weight = stacked.narrow(0, expert * height, height);
       auto part = y.narrow(0, first, count);
       at::mm_out(part, x.narrow(0, first, count), transposed ? weight.t() : weight);
     });
@@ -37,9 +37,9 @@ class ExpertGroups {
   at::Tensor weight_gradient(const Parameter& parameter, const at::Tensor& grad_y, const at::Tensor& x) const {
     return parameter_gradient(parameter, grad_y.options(), [&](at::Tensor& target, int beta) {
       visit([&](std::int64_t expert, std::int64_t first, std::int64_t count) {
-        const auto height = grad_y.size(1);
+        auto height = grad_y.size(1);
         auto part = target.narrow(0, expert * height, height);
-        const auto grads = grad_y.narrow(0, first, count), inputs = x.narrow(0, first, count);
+        auto grads = grad_y.narrow(0, first, count), inputs = x.narrow(0, first, count);
         if (count == 0) {
           if (beta == 0) part.zero_();
         } else if (beta == 0) {
@@ -69,22 +69,22 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
                             const at::Tensor& down_weight, const std::vector<Parameter>& parameters,
                             const std::vector<std::int64_t>& expert_rows) {
     const ExpertGroups groups(expert_rows);
-    const auto x = rows.contiguous();
-    const auto gate_up = groups.product(x, gate_up_weight, /*transposed=*/true);
+    auto x = rows.contiguous();
+    auto gate_up = groups.product(x, gate_up_weight, /*transposed=*/true);
     context->save_for_backward({x, gate_up, gate_up_weight, down_weight});
     context->saved_data["expert_rows"] = expert_rows;
     remember(context, parameters);
-    const auto inner = x.is_cpu() ? swiglu_rows_forward_cpu(gate_up) : swiglu_rows_forward_aten(gate_up);
+    auto inner = x.is_cpu() ? swiglu_rows_forward_cpu(gate_up) : swiglu_rows_forward_aten(gate_up);
     return groups.product(inner, down_weight, /*transposed=*/true);
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
+    auto saved = context->get_saved_variables();
     const ExpertGroups groups(context->saved_data["expert_rows"].toIntVector());
-    const auto& parameters = remembered(context);
-    const auto grad = grads[0].contiguous();
-    const auto kernel = grad.is_cpu() ? swiglu_rows_backward_cpu : swiglu_rows_backward_aten;
-    const auto inner = kernel(groups.product(grad, saved[3], /*transposed=*/false), saved[1]);
+    auto& parameters = remembered(context);
+    auto grad = grads[0].contiguous();
+    auto kernel = grad.is_cpu() ? swiglu_rows_backward_cpu : swiglu_rows_backward_aten;
+    auto inner = kernel(groups.product(grad, saved[3], /*transposed=*/false), saved[1]);
     variable_list result(5);
     if (context->needs_input_grad(2)) result[2] = groups.weight_gradient(parameters[1], grad, inner.product);
     if (context->needs_input_grad(1)) result[1] = groups.weight_gradient(parameters[0], inner.grad_gate_up, saved[0]);
@@ -104,9 +104,9 @@ std::int64_t experts_per_rank(const MoeOptions& options, const ExpertParallel& p
 }  // namespace
 
 Experts::Experts(const MoeOptions& options, const ExpertParallel& parallel, const at::TensorOptions& tensor_options) {
-  const auto local = experts_per_rank(options, parallel);
-  const auto hidden = options.hidden_size, width = options.moe_intermediate_size;
-  const auto stacked = [&](const char* name, std::int64_t height, std::int64_t columns) {
+  auto local = experts_per_rank(options, parallel);
+  auto hidden = options.hidden_size, width = options.moe_intermediate_size;
+  auto stacked = [&](const char* name, std::int64_t height, std::int64_t columns) {
     TensorPart part({options.n_routed_experts, height, columns},
                     {{parallel.rank * local, 0, 0}, {local, height, columns}});
     return add_parameter(name, {local * height, columns}, std::move(part), tensor_options,

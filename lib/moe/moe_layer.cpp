@@ -23,11 +23,11 @@ MoeLayer::MoeLayer(const MoeOptions& options, int layer, int index, const Expert
 }
 
 at::Tensor MoeLayer::forward(const at::Tensor& input) {
-  const auto x = input.reshape({-1, input.size(-1)});
-  const auto routing = gate_.route(x, input.size(1));
-  const auto plan = plan_dispatch(routing.ids, n_routed_experts_, parallel_, x.device());
-  const auto rows = experts_.compute(dispatch(x, plan), plan->expert_rows);
-  const auto routed = combine(rows, routing.weights, plan).view(input.sizes());
+  auto x = input.reshape({-1, input.size(-1)});
+  auto routing = gate_.route(x, input.size(1));
+  auto plan = plan_dispatch(routing.ids, n_routed_experts_, parallel_, x.device());
+  auto rows = experts_.compute(dispatch(x, plan), plan->expert_rows);
+  auto routed = combine(rows, routing.weights, plan).view(input.sizes());
   return shared_experts_ ? routed + (*shared_experts_)(input) : routed;
 }
 

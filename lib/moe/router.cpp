@@ -37,15 +37,13 @@ struct RouterLogitsFunction : torch::autograd::Function<RouterLogitsFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto &x = saved[0], &weight = saved[1], &grad = grads[0];
+    auto saved = context->get_saved_variables();
+    auto &x = saved[0], &weight = saved[1], &grad = grads[0];
     variable_list result(3);
     if (context->needs_input_grad(0)) result[0] = at::mm(grad, weight.to(at::kFloat)).to(x.scalar_type());
     if (context->needs_input_grad(1)) {
-      const auto product = at::mm(grad.t(), x.to(at::kFloat));
-      const auto write = [&](at::Tensor& target, int beta) {
-        beta == 0 ? target.copy_(product) : target.add_(product);
-      };
+      auto product = at::mm(grad.t(), x.to(at::kFloat));
+      auto write = [&](at::Tensor& target, int beta) { beta == 0 ? target.copy_(product) : target.add_(product); };
       result[1] = parameter_gradient(remembered(context)[0], grad.options(), write);
     }
     return result;
@@ -75,7 +73,7 @@ void check_tokens(const at::Tensor& x, std::int64_t hidden_size, std::int64_t se
 
 // [tokens, 1]. Sigmoids can all be 0, so their sum has the guard that Hugging Face's models have.
 at::Tensor sum_of_weights(const at::Tensor& weights, MoeOptions::Scoring scoring) {
-  const auto sum = at::sum(weights, 1, /*keepdim=*/true);
+  auto sum = at::sum(weights, 1, /*keepdim=*/true);
   switch (scoring) {
     case MoeOptions::Scoring::Sigmoid:
       return sum + 1e-20;
@@ -95,23 +93,23 @@ void count_in_bf16(std::int64_t& count) {
 Router::Router(const MoeOptions& options, int layer, const MoePass& pass, const at::TensorOptions& tensor_options)
     : options_(options), layer_(layer), pass_(pass) {
   check_routing_options(options);
-  const auto experts = options.n_routed_experts;
+  auto experts = options.n_routed_experts;
   weight_ = add_parameter("weight", {experts, options.hidden_size}, tensor_options,
                           Init::normal(options.initializer_range), /*decay=*/true);
-  const auto initial = options.expert_bias.initial;
-  const auto bias = [=] { return at::full({experts}, initial, at::kFloat); };
+  auto initial = options.expert_bias.initial;
+  auto bias = [=] { return at::full({experts}, initial, at::kFloat); };
   add_buffer("e_score_correction_bias", bias, at::kCPU, /*persistent=*/true);
-  const auto zero = [=] { return at::zeros({experts}, at::kLong); };
+  auto zero = [=] { return at::zeros({experts}, at::kLong); };
   counts_ = add_buffer("tokens_per_expert", zero, at::kCPU, /*persistent=*/false);
 }
 
 Routing Router::route(const at::Tensor& x, std::int64_t seq_len) {
   check_tokens(x, options_.hidden_size, seq_len);
-  const auto logits = (*this)(x);
-  const auto scores = scores_of_logits(logits, options_);
-  const auto chosen = computed_once([&] { return choose(scores); });
-  const auto weights = weights_of(scores, chosen);
-  const auto ids = options_.capacity_factor ? computed_once([&] { return within_capacity(chosen, weights); }) : chosen;
+  auto logits = (*this)(x);
+  auto scores = scores_of_logits(logits, options_);
+  auto chosen = computed_once([&] { return choose(scores); });
+  auto weights = weights_of(scores, chosen);
+  auto ids = options_.capacity_factor ? computed_once([&] { return within_capacity(chosen, weights); }) : chosen;
   count(ids);
   return {ids, with_losses(weights, logits, chosen, seq_len)};
 }
@@ -131,9 +129,9 @@ at::Tensor Router::bias_on(const at::Tensor& scores) {
 
 at::Tensor Router::choose(const at::Tensor& scores) {
   const at::NoGradGuard no_grad;
-  const auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
-  const auto selection = select(scores, bias_on(scores), options_);
-  const auto ids = selection.ids.to(at::kCPU);
+  auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
+  auto selection = select(scores, bias_on(scores), options_);
+  auto ids = selection.ids.to(at::kCPU);
   if (!pass_.training) return ids;
   tally_.min_gap = std::min(tally_.min_gap, selection.min_gap);
   return pass_.tap ? pass_.tap->pass(layer_, ids) : ids;
@@ -150,8 +148,7 @@ at::Tensor Router::weights_of(const at::Tensor& scores, const at::Tensor& chosen
 
 at::Tensor Router::within_capacity(const at::Tensor& chosen, const at::Tensor& weights) {
   auto ids = chosen.clone();
-  const auto dropped =
-      drop_over_capacity(ids, weights, options_.n_routed_experts, expert_capacity(ids.size(0), options_));
+  auto dropped = drop_over_capacity(ids, weights, options_.n_routed_experts, expert_capacity(ids.size(0), options_));
   if (pass_.training) tally_.dropped += dropped;
   return ids;
 }
@@ -161,7 +158,7 @@ void Router::count(const at::Tensor& ids) {
   const bool first = !in_recomputation() || options_.fault == Fault::DoubleCountRecompute;
   if (!wanted || !first) return;
   auto* counts = counts_.mutable_data_ptr<std::int64_t>();
-  const auto* pids = ids.const_data_ptr<std::int64_t>();
+  auto* pids = ids.const_data_ptr<std::int64_t>();
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
     if (pids[i] == kDroppedPair) continue;
     auto& count = counts[pids[i]];
@@ -173,8 +170,8 @@ at::Tensor Router::with_losses(const at::Tensor& weights, const at::Tensor& logi
                                std::int64_t seq_len) {
   if (!pass_.training) return weights;
   at::Tensor total;
-  const auto add = [&](const at::Tensor& loss, double coefficient, double& value) {
-    const auto scaled = loss * (pass_.loss_scale * coefficient);
+  auto add = [&](const at::Tensor& loss, double coefficient, double& value) {
+    auto scaled = loss * (pass_.loss_scale * coefficient);
     if (!in_recomputation()) value += scaled.item<double>();
     total = total.defined() ? total + scaled : scaled;
   };
@@ -182,7 +179,7 @@ at::Tensor Router::with_losses(const at::Tensor& weights, const at::Tensor& logi
     case MoeOptions::AuxLoss::None:
       break;
     case MoeOptions::AuxLoss::Switch: {
-      const auto loads = at::bincount(chosen.view({-1}), {}, options_.n_routed_experts);
+      auto loads = at::bincount(chosen.view({-1}), {}, options_.n_routed_experts);
       add(switch_loss(logits, loads, options_), options_.aux_loss_coeff * logits.size(0), tally_.aux_loss);
       break;
     }

@@ -59,7 +59,7 @@ struct PairColumn {
 
 /// [rows]: which pair (token * K + k) each row belongs to.
 at::Tensor pairs_of_rows(const at::Tensor& row_of, std::int64_t rows) {
-  const auto pairs = row_of.reshape({-1});
+  auto pairs = row_of.reshape({-1});
   auto inverse = at::empty({rows + 1}, row_of.options());  // pairs that are left out land behind the last row
   inverse.scatter_(0, at::where(pairs.ge(0), pairs, rows), at::arange(pairs.numel(), row_of.options()));
   return inverse.narrow(0, 0, rows);
@@ -68,11 +68,11 @@ at::Tensor pairs_of_rows(const at::Tensor& row_of, std::int64_t rows) {
 }  // namespace
 
 at::Tensor gather_rows_cpu(const at::Tensor& x, const at::Tensor& index) {
-  const auto rows = index.numel(), width = x.size(1);
+  auto rows = index.numel(), width = x.size(1);
   auto out = at::empty({rows, width}, x.options());
   dispatch_kernel(x, "gather_rows", [&]<class T>() {
-    const auto* from = x.const_data_ptr<T>();
-    const auto* row = index.const_data_ptr<std::int64_t>();
+    auto* from = x.const_data_ptr<T>();
+    auto* row = index.const_data_ptr<std::int64_t>();
     auto* to = out.mutable_data_ptr<T>();
     at::parallel_for(0, rows, rows_per_thread(width), [&](std::int64_t begin, std::int64_t end) {
       for (auto i = begin; i < end; ++i) std::memcpy(to + i * width, from + row[i] * width, width * sizeof(T));
@@ -86,12 +86,12 @@ at::Tensor gather_rows_aten(const at::Tensor& x, const at::Tensor& index) {
 }
 
 at::Tensor sum_rows_cpu(const at::Tensor& rows, const at::Tensor& row_of, const at::Tensor& weights) {
-  const auto tokens = row_of.size(0), top_k = row_of.size(1), width = rows.size(1);
+  auto tokens = row_of.size(0), top_k = row_of.size(1), width = rows.size(1);
   auto out = at::empty({tokens, width}, rows.options());
   dispatch_kernel(rows, "sum_rows", [&]<class T>() {
-    const auto* from = rows.const_data_ptr<T>();
-    const auto* row = row_of.const_data_ptr<std::int64_t>();
-    const auto* weight = data_or_null<float>(weights);
+    auto* from = rows.const_data_ptr<T>();
+    auto* row = row_of.const_data_ptr<std::int64_t>();
+    auto* weight = data_or_null<float>(weights);
     auto* to = out.mutable_data_ptr<T>();
     at::parallel_for(0, tokens, rows_per_thread(width * top_k), [&](std::int64_t begin, std::int64_t end) {
       for (auto t = begin; t < end; ++t) {
@@ -115,19 +115,19 @@ at::Tensor sum_rows_aten(const at::Tensor& rows, const at::Tensor& row_of, const
 
 SumRowsBackward sum_rows_backward_cpu(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& row_of,
                                       const at::Tensor& weights) {
-  const auto tokens = row_of.size(0), top_k = row_of.size(1), width = rows.size(1);
+  auto tokens = row_of.size(0), top_k = row_of.size(1), width = rows.size(1);
   SumRowsBackward out{at::empty_like(rows), at::zeros(weights.sizes(), weights.options())};
   dispatch_kernel(rows, "sum_rows_backward", [&]<class T>() {
-    const auto *g = grad.const_data_ptr<T>(), *from = rows.const_data_ptr<T>();
-    const auto* row = row_of.const_data_ptr<std::int64_t>();
-    const auto* weight = weights.const_data_ptr<float>();
+    auto *g = grad.const_data_ptr<T>(), *from = rows.const_data_ptr<T>();
+    auto* row = row_of.const_data_ptr<std::int64_t>();
+    auto* weight = weights.const_data_ptr<float>();
     auto* to = out.grad_rows.mutable_data_ptr<T>();
     auto* grad_weight = out.grad_weights.mutable_data_ptr<float>();
     at::parallel_for(0, tokens, rows_per_thread(width * top_k), [&](std::int64_t begin, std::int64_t end) {
       for (auto pair = begin * top_k; pair < end * top_k; ++pair) {
         if (row[pair] < 0) continue;
-        const auto* token = g + pair / top_k * width;
-        const auto at = row[pair] * width;
+        auto* token = g + pair / top_k * width;
+        auto at = row[pair] * width;
         grad_weight[pair] = backward_pair(token, from + at, weight[pair], to + at, width);
       }
     });
@@ -139,13 +139,13 @@ SumRowsBackward sum_rows_backward_aten(const at::Tensor& grad, const at::Tensor&
                                        const at::Tensor& weights) {
   SumRowsBackward out{at::empty_like(rows), at::zeros(weights.sizes(), weights.options())};
   if (rows.size(0) == 0) return out;
-  const auto pair_of = pairs_of_rows(row_of, rows.size(0));
-  const auto weight = at::index_select(weights.reshape({-1}), 0, pair_of).unsqueeze(1);
-  const auto token = pair_of.div(row_of.size(1), "floor");
+  auto pair_of = pairs_of_rows(row_of, rows.size(0));
+  auto weight = at::index_select(weights.reshape({-1}), 0, pair_of).unsqueeze(1);
+  auto token = pair_of.div(row_of.size(1), "floor");
   out.grad_rows.copy_(at::index_select(grad, 0, token).to(at::kFloat) * weight);
   for (std::int64_t k = 0; k < row_of.size(1); ++k) {
     const PairColumn pairs(row_of, k);
-    const auto products = grad.to(at::kFloat) * at::index_select(rows, 0, pairs.index).to(at::kFloat);
+    auto products = grad.to(at::kFloat) * at::index_select(rows, 0, pairs.index).to(at::kFloat);
     out.grad_weights.narrow(1, k, 1).copy_(at::where(pairs.kept, products.sum(1, true), 0.0));
   }
   return out;

@@ -30,7 +30,7 @@ constexpr auto kNoGap = std::numeric_limits<float>::infinity();
 
 std::int32_t order_key(float x) {
   if (std::isnan(x)) return kNanKey;
-  const auto bits = std::bit_cast<std::int32_t>(x + 0.0f);
+  auto bits = std::bit_cast<std::int32_t>(x + 0.0f);
   return bits < 0 ? bits ^ kNanKey : bits;
 }
 
@@ -39,7 +39,7 @@ float value_of_key(std::int32_t key) {
 }
 
 at::Tensor order_keys(const at::Tensor& x) {
-  const auto bits = (x + 0.0).view(at::kInt);
+  auto bits = (x + 0.0).view(at::kInt);
   return at::where(bits.lt(0), bits.bitwise_xor(kNanKey), bits).masked_fill(at::isnan(x), kNanKey);
 }
 
@@ -91,7 +91,7 @@ class TokenChooser {
 
   /// Writes the K ids; returns the gap to the best that was not chosen.
   float choose(const float* scores, std::int64_t* ids) {
-    const auto experts = options_.n_routed_experts, chosen = options_.num_experts_per_tok;
+    auto experts = options_.n_routed_experts, chosen = options_.num_experts_per_tok;
     bool nan = false;
     for (std::int64_t i = 0; i < experts; ++i) {
       keys_[i] = order_key(bias_ ? scores[i] + bias_[i] : scores[i]);
@@ -108,7 +108,7 @@ class TokenChooser {
 
  private:
   void mask_groups() {
-    const auto size = options_.n_routed_experts / options_.n_group;
+    auto size = options_.n_routed_experts / options_.n_group;
     groups_.clear();
     for (std::int64_t group = 0; group < options_.n_group; ++group) {
       pair_.clear();
@@ -131,10 +131,10 @@ class TokenChooser {
 };
 
 at::Tensor mask_groups_aten(const at::Tensor& keys, const at::Tensor& biased, const MoeOptions& options) {
-  const auto tokens = keys.size(0), groups = options.n_group, size = options.n_routed_experts / groups;
-  const auto grouped = keys.view({tokens, groups, size});
-  const auto first_two = descending_order(grouped).narrow(2, 0, 2);
-  const auto group_scores = at::sum(at::gather(biased.view({tokens, groups, size}), 2, first_two), 2);
+  auto tokens = keys.size(0), groups = options.n_group, size = options.n_routed_experts / groups;
+  auto grouped = keys.view({tokens, groups, size});
+  auto first_two = descending_order(grouped).narrow(2, 0, 2);
+  auto group_scores = at::sum(at::gather(biased.view({tokens, groups, size}), 2, first_two), 2);
   auto masked = at::empty({tokens, groups}, keys.options().dtype(at::kBool)).fill_(true);
   masked.scatter_(1, descending_order(order_keys(group_scores)).narrow(1, 0, options.topk_group), false);
   return grouped.masked_fill(masked.unsqueeze(2), kMaskedKey).view({tokens, groups * size});
@@ -143,48 +143,48 @@ at::Tensor mask_groups_aten(const at::Tensor& keys, const at::Tensor& biased, co
 }  // namespace
 
 Selection select_experts_cpu(const at::Tensor& scores, const at::Tensor& bias, const MoeOptions& options) {
-  const auto tokens = scores.size(0), experts = scores.size(1), chosen = options.num_experts_per_tok;
-  const auto rows = scores.contiguous();
+  auto tokens = scores.size(0), experts = scores.size(1), chosen = options.num_experts_per_tok;
+  auto rows = scores.contiguous();
   auto ids = at::empty({tokens, chosen}, at::kLong);
-  const auto* pscores = rows.const_data_ptr<float>();
-  const auto* pbias = data_or_null<float>(bias);
+  auto* pscores = rows.const_data_ptr<float>();
+  auto* pbias = data_or_null<float>(bias);
   auto* pids = ids.mutable_data_ptr<std::int64_t>();
-  const auto grain = std::max<std::int64_t>(1, kParallelGrain / experts);
-  const auto some = [&](std::int64_t begin, std::int64_t end, float gap) {
+  auto grain = std::max<std::int64_t>(1, kParallelGrain / experts);
+  auto some = [&](std::int64_t begin, std::int64_t end, float gap) {
     TokenChooser chooser(options, pbias);
     for (auto t = begin; t < end; ++t) gap = std::min(gap, chooser.choose(pscores + t * experts, pids + t * chosen));
     return gap;
   };
-  const auto smaller = [](float a, float b) { return std::min(a, b); };
+  auto smaller = [](float a, float b) { return std::min(a, b); };
   return {ids, at::parallel_reduce(0, tokens, grain, kNoGap, some, smaller)};
 }
 
 Selection select_experts_aten(const at::Tensor& scores, const at::Tensor& bias, const MoeOptions& options) {
-  const auto chosen = options.num_experts_per_tok;
-  const auto biased = (bias.defined() ? scores + bias : scores).contiguous();
+  auto chosen = options.num_experts_per_tok;
+  auto biased = (bias.defined() ? scores + bias : scores).contiguous();
   auto keys = order_keys(biased);
   if (options.n_group > 1) keys = mask_groups_aten(keys, biased, options);
-  const auto order = descending_order(keys);
+  auto order = descending_order(keys);
   Selection result{order.narrow(1, 0, chosen).contiguous(), kNoGap};
   if (chosen == candidates_of(options) || scores.size(0) == 0) return result;
-  const auto ends = at::gather(biased, 1, order.narrow(1, chosen - 1, 2));
-  const auto last = ends.select(1, 0), next = ends.select(1, 1);
-  const auto gaps = at::where(last.eq(next), 0.0, last - next).masked_fill(at::any(at::isnan(biased), 1), kNoGap);
+  auto ends = at::gather(biased, 1, order.narrow(1, chosen - 1, 2));
+  auto last = ends.select(1, 0), next = ends.select(1, 1);
+  auto gaps = at::where(last.eq(next), 0.0, last - next).masked_fill(at::any(at::isnan(biased), 1), kNoGap);
   result.min_gap = gaps.min().item<float>();
   return result;
 }
 
 std::int64_t expert_capacity(std::int64_t tokens, const MoeOptions& options) {
-  const auto pairs = static_cast<double>(tokens * options.num_experts_per_tok);
-  const auto share = std::min(*options.capacity_factor * pairs / static_cast<double>(options.n_routed_experts), pairs);
+  auto pairs = static_cast<double>(tokens * options.num_experts_per_tok);
+  auto share = std::min(*options.capacity_factor * pairs / static_cast<double>(options.n_routed_experts), pairs);
   // Less a hair: 1.1 * 100 / 10 is 11.000000000000002.
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(share * (1.0 - 1e-12))));
 }
 
 std::int64_t drop_over_capacity(at::Tensor& ids, const at::Tensor& weights, std::int64_t experts,
                                 std::int64_t capacity) {
-  const auto on_host = weights.to(at::kCPU).contiguous();
-  const auto* pweights = on_host.const_data_ptr<float>();
+  auto on_host = weights.to(at::kCPU).contiguous();
+  auto* pweights = on_host.const_data_ptr<float>();
   auto* pids = ids.mutable_data_ptr<std::int64_t>();
   std::vector<std::vector<std::int64_t>> pairs_of(experts);
   for (std::int64_t i = 0; i < ids.numel(); ++i) {
@@ -193,7 +193,7 @@ std::int64_t drop_over_capacity(at::Tensor& ids, const at::Tensor& weights, std:
   std::int64_t dropped = 0;
   for (auto& pairs : pairs_of) {
     std::ranges::stable_sort(pairs, std::greater{}, [&](auto i) { return order_key(pweights[i]); });
-    for (const auto i : pairs | std::views::drop(capacity)) {
+    for (auto i : pairs | std::views::drop(capacity)) {
       pids[i] = kDroppedPair;
       ++dropped;
     }

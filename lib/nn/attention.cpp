@@ -19,7 +19,7 @@ struct ProjectFunction : torch::autograd::Function<ProjectFunction> {
                                const at::Tensor& k_weight, const at::Tensor& v_weight,
                                const std::optional<at::Tensor>& q_bias, const std::optional<at::Tensor>& k_bias,
                                const std::optional<at::Tensor>& v_bias, const std::vector<Parameter>& parameters) {
-    const auto rows = as_matrix(x);
+    auto rows = as_matrix(x);
     context->save_for_backward({rows, q_weight, k_weight, v_weight});
     context->saved_data["shape"] = x.sizes();
     remember(context, parameters);
@@ -32,13 +32,13 @@ struct ProjectFunction : torch::autograd::Function<ProjectFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto& parameters = remembered(context);
+    auto saved = context->get_saved_variables();
+    auto& parameters = remembered(context);
     variable_list result(8);
     at::Tensor grad_x;
     for (int i = 0; i < 3; ++i) {
-      const auto grad = as_matrix(grads[i]);
-      const auto &weight = parameters[i], &bias = parameters[3 + i];
+      auto grad = as_matrix(grads[i]);
+      auto &weight = parameters[i], &bias = parameters[3 + i];
       if (context->needs_input_grad(1 + i)) result[1 + i] = weight_gradient(weight, grad, saved[0]);
       if (bias && context->needs_input_grad(4 + i)) result[4 + i] = bias_gradient(bias, grad);
       if (!context->needs_input_grad(0)) continue;
@@ -52,15 +52,15 @@ struct ProjectFunction : torch::autograd::Function<ProjectFunction> {
 struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const at::Tensor& cos, const at::Tensor& sin) {
-    const auto out = rotary_attention_forward_cpu(q, k, v, {cos, sin});
+    auto out = rotary_attention_forward_cpu(q, k, v, {cos, sin});
     context->save_for_backward({q, k, v, cos, sin, out.output, out.logsumexp});
     return out.output;
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto out = rotary_attention_backward_cpu(grads[0].contiguous(), saved[0], saved[1], saved[2],
-                                                   {saved[5], saved[6]}, {saved[3], saved[4]});
+    auto saved = context->get_saved_variables();
+    auto out = rotary_attention_backward_cpu(grads[0].contiguous(), saved[0], saved[1], saved[2], {saved[5], saved[6]},
+                                             {saved[3], saved[4]});
     return {out.grad_q, out.grad_k, out.grad_v, at::Tensor(), at::Tensor()};
   }
 };
@@ -93,13 +93,13 @@ at::Tensor Attention::forward(const at::Tensor& input) {
   auto qkv = ProjectFunction::apply(input, parameters[0].tensor(), parameters[1].tensor(), parameters[2].tensor(),
                                     optional_tensor(parameters[3]), optional_tensor(parameters[4]),
                                     optional_tensor(parameters[5]), parameters);
-  const auto seq = input.size(1);
+  auto seq = input.size(1);
   for (auto& x : qkv) x = x.view({input.size(0), seq, -1, options_.head_dim});
   if (q_norm_) {
     qkv[0] = q_norm_->add(qkv[0], {}).normed;
     qkv[1] = k_norm_->add(qkv[1], {}).normed;
   }
-  const auto mixed = rotary_attention(qkv[0], qkv[1], qkv[2], table_.first(seq, input.device()));
+  auto mixed = rotary_attention(qkv[0], qkv[1], qkv[2], table_.first(seq, input.device()));
   return o_proj_(mixed.flatten(2));
 }
 
@@ -111,7 +111,7 @@ at::Tensor rotary_attention(const at::Tensor& q, const at::Tensor& k, const at::
 
 at::Tensor rotary_attention_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const RotaryTable::Slice& table) {
-  const auto turned_q = rotate(q, table).transpose(1, 2), turned_k = rotate(k, table).transpose(1, 2);
+  auto turned_q = rotate(q, table).transpose(1, 2), turned_k = rotate(k, table).transpose(1, 2);
   return at::scaled_dot_product_attention(turned_q, turned_k, v.transpose(1, 2), std::nullopt, 0.0, /*is_causal=*/true,
                                           std::nullopt, /*enable_gqa=*/true)
       .transpose(1, 2)

@@ -159,7 +159,7 @@ void row_product(const Tile& tile, const Sizes& n, RowMajor weights, RowMajor fr
 /// skipped.
 void key_product(const Tile& tile, const Sizes& n, RowMajor weights, RowMajor from, RowMajor to) {
   for (std::int64_t j = 0; j < tile.keys; j += kTileRows) {
-    const auto first = std::clamp(tile.key + j - tile.query, std::int64_t{0}, tile.rows);
+    auto first = std::clamp(tile.key + j - tile.query, std::int64_t{0}, tile.rows);
     const LeftOperand transposed{weights.data + first * weights.stride + j, 1, weights.stride};
     strip_product(std::min(kTileRows, tile.keys - j), n.width, tile.rows - first, transposed, from_row(from, first),
                   from_row(to, tile.key + j), true);
@@ -248,7 +248,7 @@ void forward_task(const Sizes& n, ForwardScratch& s, const ForwardData<T>& data,
   transpose(s.keys, n.seq, n.dim, s.keys_t);
   for (auto head = kv_head * n.group; head < (kv_head + 1) * n.group; ++head) {
     for (std::int64_t query = 0; query < n.seq; query += kQueryBlock) {
-      const auto rows = std::min(kQueryBlock, n.seq - query);
+      auto rows = std::min(kQueryBlock, n.seq - query);
       pack<T>({data.q, n, batch, n.heads, head}, query, rows, n, Turn::Yes, n.scale, s.query);
       forward_block(n, s, query, rows, data.logsumexp + (batch * n.heads + head) * n.seq);
       unpack<T>(s.output, query, rows, n, Turn::No, 1.0f, {data.output, n, batch, n.heads, head});
@@ -310,7 +310,7 @@ void backward_block(const Sizes& n, BackwardScratch& s, std::int64_t query, std:
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = s.scores.data + r * s.scores.stride;
       float* grad = s.grad_scores.data + r * s.grad_scores.stride;
-      const auto columns = tile.strip_columns(r / kTileRows * kTileRows);
+      auto columns = tile.strip_columns(r / kTileRows * kTileRows);
       softmax_backward_row(row, grad, tile.valid(r), logsumexp[query + r], delta[r]);
       zero_after(row, tile.valid(r), columns);
       zero_after(grad, tile.valid(r), columns);
@@ -332,7 +332,7 @@ void backward_task(const Sizes& n, BackwardScratch& s, const BackwardData<T>& da
   std::fill_n(s.grad_values.data, n.seq * n.width, 0.0f);
   for (auto head = kv_head * n.group; head < (kv_head + 1) * n.group; ++head) {
     for (std::int64_t query = 0; query < n.seq; query += kQueryBlock) {
-      const auto rows = std::min(kQueryBlock, n.seq - query);
+      auto rows = std::min(kQueryBlock, n.seq - query);
       pack<T>({data.q, n, batch, n.heads, head}, query, rows, n, Turn::Yes, n.scale, s.query);
       pack<T>({data.output, n, batch, n.heads, head}, query, rows, n, Turn::No, 1.0f, s.output);
       pack<T>({data.grad_output, n, batch, n.heads, head}, query, rows, n, Turn::No, 1.0f, s.grad_output);

@@ -13,7 +13,7 @@ const DecoderOptions& checked(const DecoderOptions& options, const at::TensorOpt
   auto require = [](bool condition, const std::string& message) {
     if (!condition) throw ArgumentError(message);
   };
-  const auto dtype = c10::typeMetaToScalarType(tensor_options.dtype());
+  auto dtype = c10::typeMetaToScalarType(tensor_options.dtype());
   require(dtype == at::kFloat || dtype == at::kBFloat16,
           fmt::format("a model of dtype {}: use fp32 or bf16", c10::toString(dtype)));
   require(options.vocab_size > 0 && options.hidden_size > 0 && options.num_hidden_layers > 0 && options.head_dim > 0 &&
@@ -29,11 +29,12 @@ const DecoderOptions& checked(const DecoderOptions& options, const at::TensorOpt
 
 }  // namespace
 
-CausalLM::CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options, const BlockFactories& factories)
+CausalLM::CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options,
+                   const BlockFactories& factories)
     : model_(checked(options, tensor_options), factories, tensor_options),
-      lm_head_(options.tie_word_embeddings
-                   ? Linear(model_.embedding())
-                   : Linear(options.hidden_size, options.vocab_size, false, options.initializer_range, tensor_options)) {
+      lm_head_(options.tie_word_embeddings ? Linear(model_.embedding())
+                                           : Linear(options.hidden_size, options.vocab_size, false,
+                                                    options.initializer_range, tensor_options)) {
   add_child("model", model_);
   add_child("lm_head", lm_head_);
 }

@@ -9,11 +9,12 @@ namespace meshard {
 
 class CausalLM : public Module {
  public:
-  /// Local. The model on `tensor_options`' device (meta: no memory but the rotary tables, which are real, on the CPU) and
-  /// dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h. `factories` make the parts of blocks.
+  /// Local. The model on `tensor_options`' device (meta: no memory but the rotary tables, which are real, on the CPU)
+  /// and dtype (fp32, bf16). Parameters are uninitialised: see nn/init.h. `factories` make the parts of blocks.
   ///
   /// Throws ArgumentError for sizes that contradict each other, and a dtype that is neither.
-  CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options, const BlockFactories& factories = {});
+  CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options,
+           const BlockFactories& factories = {});
 
   /// Local (sharded: as collective as the hooks are). scale * sum of token losses over ids and targets [batch, seq]
   /// int64: a scalar, fp32. Sharded: scale = ranks / target tokens of the whole step, as gradients are averaged over

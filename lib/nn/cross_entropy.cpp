@@ -31,15 +31,15 @@ at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& head) {
 struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& hidden, const at::Tensor& head,
                             const at::Tensor& targets, const Parameter& parameter, double scale, bool with_gradient) {
-    const auto tokens = hidden.size(0), slice = logit_slice_rows(head.size(0));
+    auto tokens = hidden.size(0), slice = logit_slice_rows(head.size(0));
     at::Tensor last;
     at::Tensor sum;
     for (std::int64_t begin = 0; begin < tokens; begin += slice) {
-      const auto rows = std::min(slice, tokens - begin);
+      auto rows = std::min(slice, tokens - begin);
       last = logits_of(hidden.narrow(0, begin, rows), head);
       const bool keep = with_gradient && begin + rows == tokens;
-      const auto losses = slice_losses(last, targets.narrow(0, begin, rows), keep ? scale : 0.0);
-      const auto part = at::sum(losses, at::kDouble);
+      auto losses = slice_losses(last, targets.narrow(0, begin, rows), keep ? scale : 0.0);
+      auto part = at::sum(losses, at::kDouble);
       sum = sum.defined() ? sum + part : part;
     }
     if (with_gradient) context->save_for_backward({hidden, head, targets, last});
@@ -49,15 +49,15 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto &hidden = saved[0], &head = saved[1];
-    const auto tokens = hidden.size(0), slice = logit_slice_rows(head.size(0));
+    auto saved = context->get_saved_variables();
+    auto &hidden = saved[0], &head = saved[1];
+    auto tokens = hidden.size(0), slice = logit_slice_rows(head.size(0));
     const bool by_one = grads[0].is_cpu() && grads[0].item<float>() == 1.0f;
     auto grad_hidden = context->needs_input_grad(0) ? at::empty_like(hidden) : at::Tensor();
     at::Tensor grad_head;
     for (std::int64_t begin = 0; begin < tokens; begin += slice) {
-      const auto rows = std::min(slice, tokens - begin);
-      const auto rows_in = hidden.narrow(0, begin, rows);
+      auto rows = std::min(slice, tokens - begin);
+      auto rows_in = hidden.narrow(0, begin, rows);
       auto grad = saved[3];
       if (begin + rows < tokens) {
         grad = logits_of(rows_in, head);
@@ -82,9 +82,9 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
 
 void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
   if (!targets.is_cpu()) return;
-  const auto* first = targets.const_data_ptr<std::int64_t>();
-  const auto* end = first + targets.numel();
-  const auto* bad = std::find_if(first, end, [&](auto x) { return (x < 0 && x != kIgnoredTarget) || x >= vocab_size; });
+  auto* first = targets.const_data_ptr<std::int64_t>();
+  auto* end = first + targets.numel();
+  auto* bad = std::find_if(first, end, [&](auto x) { return (x < 0 && x != kIgnoredTarget) || x >= vocab_size; });
   if (bad != end) {
     throw ArgumentError(
         fmt::format("target {} at position {} of the batch is outside the vocabulary of {} and is not "
@@ -101,8 +101,8 @@ std::int64_t logit_slice_rows(std::int64_t vocab_size) {
 
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const Parameter& head, const at::Tensor& targets,
                                 double scale) {
-  const auto flat = targets.reshape(-1).contiguous();
-  const auto rows = hidden.reshape({-1, hidden.size(-1)}).contiguous();
+  auto flat = targets.reshape(-1).contiguous();
+  auto rows = hidden.reshape({-1, hidden.size(-1)}).contiguous();
   if (rows.size(0) != flat.size(0) || flat.numel() == 0) {
     throw ShapeError(
         fmt::format("cross-entropy of {} rows of hidden states with {} targets", rows.size(0), flat.size(0)));

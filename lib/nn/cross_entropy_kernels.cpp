@@ -51,12 +51,12 @@ float loss_of_row(float* row, std::int64_t size, std::int64_t target, float grad
 }  // namespace
 
 at::Tensor cross_entropy_rows_cpu(at::Tensor& logits, const at::Tensor& targets, double grad_scale) {
-  const auto rows = logits.size(0), vocab = logits.size(1);
+  auto rows = logits.size(0), vocab = logits.size(1);
   auto losses = at::empty({rows}, logits.options());
   auto* plogits = logits.mutable_data_ptr<float>();
   auto* plosses = losses.mutable_data_ptr<float>();
-  const auto* ptargets = targets.const_data_ptr<std::int64_t>();
-  const auto scale = static_cast<float>(grad_scale);
+  auto* ptargets = targets.const_data_ptr<std::int64_t>();
+  auto scale = static_cast<float>(grad_scale);
   at::parallel_for(0, rows, std::max<std::int64_t>(1, kParallelGrain / vocab),
                    [&](std::int64_t begin, std::int64_t end) {
                      for (auto row = begin; row < end; ++row) {
@@ -70,9 +70,9 @@ at::Tensor cross_entropy_rows_cpu(at::Tensor& logits, const at::Tensor& targets,
 }
 
 at::Tensor cross_entropy_rows_aten(at::Tensor& logits, const at::Tensor& targets, double grad_scale) {
-  const auto valid = targets.ne(kIgnoredTarget);
-  const auto column = at::where(valid, targets, 0).unsqueeze(1);
-  const auto losses = at::logsumexp(logits, 1) - at::gather(logits, 1, column).squeeze(1);
+  auto valid = targets.ne(kIgnoredTarget);
+  auto column = at::where(valid, targets, 0).unsqueeze(1);
+  auto losses = at::logsumexp(logits, 1) - at::gather(logits, 1, column).squeeze(1);
   if (grad_scale != 0.0) {
     auto grad = at::softmax(logits, 1) * grad_scale;
     grad.scatter_add_(1, column, at::full_like(column, -grad_scale, logits.options()));

@@ -17,7 +17,8 @@ std::unique_ptr<Module> make_feed_forward(const DecoderOptions& options, std::in
                                           const BlockFactories& factories, const at::TensorOptions& tensor_options) {
   auto made = factories.feed_forward ? factories.feed_forward(layer, tensor_options) : nullptr;
   if (made) return made;
-  return std::make_unique<Mlp>(options.hidden_size, options.intermediate_size, options.initializer_range, tensor_options);
+  return std::make_unique<Mlp>(options.hidden_size, options.intermediate_size, options.initializer_range,
+                               tensor_options);
 }
 
 }  // namespace
@@ -41,8 +42,8 @@ at::Tensor DecoderBlock::forward(const at::Tensor& input) {
 }
 
 at::Tensor DecoderBlock::compute(const at::Tensor& input) {
-  const auto before = input_layernorm_.add(input, {});
-  const auto after = post_attention_layernorm_.add(before.sum, (*self_attn_)(before.normed));
+  auto before = input_layernorm_.add(input, {});
+  auto after = post_attention_layernorm_.add(before.sum, (*self_attn_)(before.normed));
   return after.sum + (*mlp_)(after.normed);
 }
 
@@ -61,7 +62,8 @@ at::Tensor DecoderLayers::forward(const at::Tensor& input) {
   return x;
 }
 
-Decoder::Decoder(const DecoderOptions& options, const BlockFactories& factories, const at::TensorOptions& tensor_options)
+Decoder::Decoder(const DecoderOptions& options, const BlockFactories& factories,
+                 const at::TensorOptions& tensor_options)
     : rotary_emb_(options.max_position_embeddings, options.rotary_dim(), options.rope_theta, tensor_options.device()),
       embed_tokens_(options.vocab_size, options.hidden_size, options.initializer_range, tensor_options),
       layers_(options, rotary_emb_, factories, tensor_options),

@@ -26,7 +26,8 @@ struct BlockFactories {
 class DecoderBlock : public Module {
  public:
   /// Local. Children self_attn and mlp, as `factories` make them for block `layer`, input_layernorm,
-  /// post_attention_layernorm. `table` must outlive this. The hooks of self_attn and mlp run, those of the norms do not.
+  /// post_attention_layernorm. `table` must outlive this. The hooks of self_attn and mlp run, those of the norms do
+  /// not.
   DecoderBlock(const DecoderOptions& options, std::int64_t layer, const RotaryTable& table,
                const BlockFactories& factories, const at::TensorOptions& tensor_options);
 

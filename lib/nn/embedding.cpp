@@ -29,9 +29,9 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto ids = context->get_saved_variables()[0].reshape(-1).contiguous();
-    const auto grad = as_matrix(grads[0]);
-    const auto kernel = grad.is_cpu() ? embedding_backward_cpu : embedding_backward_aten;
+    auto ids = context->get_saved_variables()[0].reshape(-1).contiguous();
+    auto grad = as_matrix(grads[0]);
+    auto kernel = grad.is_cpu() ? embedding_backward_cpu : embedding_backward_aten;
     auto gradient = parameter_gradient(remembered(context)[0], grad.options(),
                                        [&](at::Tensor& target, int beta) { kernel(grad, ids, target, beta); });
     return {gradient, at::Tensor(), at::Tensor()};
@@ -40,10 +40,10 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
 
 void check_ids(const at::Tensor& ids, std::int64_t vocab_size) {
   if (!ids.is_cpu()) return;
-  const auto flat = ids.contiguous();
-  const auto* id = flat.const_data_ptr<std::int64_t>();
-  const auto* end = id + flat.numel();
-  const auto* bad = std::find_if(id, end, [&](std::int64_t x) { return x < 0 || x >= vocab_size; });
+  auto flat = ids.contiguous();
+  auto* id = flat.const_data_ptr<std::int64_t>();
+  auto* end = id + flat.numel();
+  auto* bad = std::find_if(id, end, [&](std::int64_t x) { return x < 0 || x >= vocab_size; });
   if (bad != end) {
     throw ArgumentError(fmt::format("token {} at position {} of the batch is outside the vocabulary of {}", *bad,
                                     bad - id, vocab_size));
@@ -79,9 +79,9 @@ at::Tensor Embedding::forward(const at::Tensor& ids) {
 }
 
 void embedding_backward_cpu(const at::Tensor& grad, const at::Tensor& ids, at::Tensor& target, int beta) {
-  const auto tokens = ids.numel(), size = grad.size(1);
-  const auto* id = ids.const_data_ptr<std::int64_t>();
-  const auto order = tokens_by_id(id, tokens);
+  auto tokens = ids.numel(), size = grad.size(1);
+  auto* id = ids.const_data_ptr<std::int64_t>();
+  auto order = tokens_by_id(id, tokens);
   std::vector<std::int64_t> starts;
   for (std::int64_t i = 0; i < tokens; ++i) {
     if (i == 0 || id[order[i]] != id[order[i - 1]]) starts.push_back(i);
@@ -89,11 +89,11 @@ void embedding_backward_cpu(const at::Tensor& grad, const at::Tensor& ids, at::T
   starts.push_back(tokens);
   if (beta == 0) target.zero_();
   dispatch_kernel(grad, "embedding_backward", [&]<class T>() {
-    const auto* from = grad.const_data_ptr<T>();
+    auto* from = grad.const_data_ptr<T>();
     auto* to = target.mutable_data_ptr<T>();
     at::parallel_for(0, std::ssize(starts) - 1, 16, [&](std::int64_t begin, std::int64_t end) {
       for (auto k = begin; k < end; ++k) {
-        const auto rows = std::span(order).subspan(starts[k], starts[k + 1] - starts[k]);
+        auto rows = std::span(order).subspan(starts[k], starts[k + 1] - starts[k]);
         add_rows(from, rows, to + id[rows[0]] * size, size);
       }
     });
@@ -101,7 +101,7 @@ void embedding_backward_cpu(const at::Tensor& grad, const at::Tensor& ids, at::T
 }
 
 void embedding_backward_aten(const at::Tensor& grad, const at::Tensor& ids, at::Tensor& target, int beta) {
-  const auto sum = at::embedding_dense_backward(grad, ids, target.size(0), /*padding_idx=*/-1, false);
+  auto sum = at::embedding_dense_backward(grad, ids, target.size(0), /*padding_idx=*/-1, false);
   beta == 0 ? target.copy_(sum) : target.add_(sum);
 }
 

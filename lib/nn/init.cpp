@@ -24,7 +24,7 @@ double uniform(std::uint32_t x) {
 
 /// Four standard normals: elements 4 * block to 4 * block + 3.
 std::array<double, 4> normal_block(std::uint64_t seed, std::uint64_t fqn_hash, std::uint64_t block) {
-  const auto x = philox4x32_10({low(block), high(block), low(fqn_hash), high(fqn_hash)}, {low(seed), high(seed)});
+  auto x = philox4x32_10({low(block), high(block), low(fqn_hash), high(fqn_hash)}, {low(seed), high(seed)});
   std::array<double, 4> normals;
   for (int lane = 0; lane < 4; lane += 2) {
     const double radius = std::sqrt(-2.0 * std::log(uniform(x[lane])));
@@ -38,7 +38,7 @@ std::array<double, 4> normal_block(std::uint64_t seed, std::uint64_t fqn_hash, s
 template <class T>
 void fill_normal(T* to, double std, std::uint64_t seed, std::uint64_t fqn_hash, std::int64_t begin, std::int64_t end) {
   for (auto i = begin; i < end;) {
-    const auto normals = normal_block(seed, fqn_hash, static_cast<std::uint64_t>(i / 4));
+    auto normals = normal_block(seed, fqn_hash, static_cast<std::uint64_t>(i / 4));
     for (auto lane = i % 4; lane < 4 && i < end; ++lane, ++i) *to++ = static_cast<float>(std * normals[lane]);
   }
 }

@@ -15,7 +15,7 @@ using torch::autograd::variable_list;
 struct LinearFunction : torch::autograd::Function<LinearFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                             const std::optional<at::Tensor>& bias, const std::vector<Parameter>& parameters) {
-    const auto rows = as_matrix(x);
+    auto rows = as_matrix(x);
     context->save_for_backward({rows, weight});
     context->saved_data["shape"] = x.sizes();
     remember(context, parameters);
@@ -25,9 +25,9 @@ struct LinearFunction : torch::autograd::Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto& parameters = remembered(context);
-    const auto grad = as_matrix(grads[0]);
+    auto saved = context->get_saved_variables();
+    auto& parameters = remembered(context);
+    auto grad = as_matrix(grads[0]);
     variable_list result(4);
     if (context->needs_input_grad(0)) {
       result[0] = at::mm(grad, saved[1]).view(context->saved_data["shape"].toIntVector());

@@ -16,23 +16,23 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& gate_weight,
                             const at::Tensor& up_weight, const at::Tensor& down_weight,
                             const std::vector<Parameter>& parameters) {
-    const auto rows = as_matrix(x);
-    const auto gate = at::mm(rows, gate_weight.t());
-    const auto up = at::mm(rows, up_weight.t());
+    auto rows = as_matrix(x);
+    auto gate = at::mm(rows, gate_weight.t());
+    auto up = at::mm(rows, up_weight.t());
     context->save_for_backward({rows, gate, up, gate_weight, up_weight, down_weight});
     context->saved_data["shape"] = x.sizes();
     remember(context, parameters);
-    const auto product = x.is_cpu() ? swiglu_forward_cpu(gate, up) : swiglu_forward_aten(gate, up);
+    auto product = x.is_cpu() ? swiglu_forward_cpu(gate, up) : swiglu_forward_aten(gate, up);
     return at::mm(product, down_weight.t()).view(x.sizes());
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
-    const auto& x = saved[0];
-    const auto& parameters = remembered(context);
-    const auto grad = as_matrix(grads[0]);
-    const auto kernel = grad.is_cpu() ? swiglu_backward_cpu : swiglu_backward_aten;
-    const auto inner = kernel(at::mm(grad, saved[5]), saved[1], saved[2]);
+    auto saved = context->get_saved_variables();
+    auto& x = saved[0];
+    auto& parameters = remembered(context);
+    auto grad = as_matrix(grads[0]);
+    auto kernel = grad.is_cpu() ? swiglu_backward_cpu : swiglu_backward_aten;
+    auto inner = kernel(at::mm(grad, saved[5]), saved[1], saved[2]);
     variable_list result(5);
     if (context->needs_input_grad(3)) result[3] = weight_gradient(parameters[2], grad, inner.product);
     if (context->needs_input_grad(1)) result[1] = weight_gradient(parameters[0], inner.grad_gate, x);
@@ -58,7 +58,7 @@ Mlp::Mlp(std::int64_t hidden_size, std::int64_t intermediate_size, double std, c
 }
 
 at::Tensor Mlp::forward(const at::Tensor& input) {
-  const auto &gate = gate_proj_.weight(), &up = up_proj_.weight(), &down = down_proj_.weight();
+  auto &gate = gate_proj_.weight(), &up = up_proj_.weight(), &down = down_proj_.weight();
   return MlpFunction::apply(input, gate.tensor(), up.tensor(), down.tensor(), std::vector{gate, up, down});
 }
 

@@ -67,7 +67,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables()[0];
+    auto saved = context->get_saved_variables()[0];
     auto input = saved.detach();
     input.set_requires_grad(context->needs_input_grad(0));
     auto capsule = context->saved_data.at("body").toCapsule();
@@ -87,7 +87,7 @@ struct RecomputeFunction : torch::autograd::Function<RecomputeFunction> {
 
 at::Tensor recompute(const at::Tensor& input, Body body) {
   if (!at::GradMode::is_enabled()) return body(input);
-  const auto anchor = at::zeros({}, input.options().dtype(at::kFloat)).set_requires_grad(true);
+  auto anchor = at::zeros({}, input.options().dtype(at::kFloat)).set_requires_grad(true);
   return RecomputeFunction::apply(input, anchor, body);
 }
 

@@ -12,9 +12,9 @@ using torch::autograd::variable_list;
 struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                                const std::optional<at::Tensor>& addend, const Parameter& parameter, double eps) {
-    const auto kernel = x.is_cpu() ? rms_norm_forward_cpu : rms_norm_forward_aten;
-    const auto out = kernel(as_matrix(x), addend ? as_matrix(*addend) : at::Tensor(), weight, eps);
-    const auto sum = addend ? out.sum.view(x.sizes()) : x;
+    auto kernel = x.is_cpu() ? rms_norm_forward_cpu : rms_norm_forward_aten;
+    auto out = kernel(as_matrix(x), addend ? as_matrix(*addend) : at::Tensor(), weight, eps);
+    auto sum = addend ? out.sum.view(x.sizes()) : x;
     context->save_for_backward({sum, weight, out.rstd});
     context->saved_data["has_addend"] = addend.has_value();
     context->set_materialize_grads(false);
@@ -23,15 +23,15 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
   }
 
   static variable_list backward(AutogradContext* context, variable_list grads) {
-    const auto saved = context->get_saved_variables();
+    auto saved = context->get_saved_variables();
     variable_list result(5);
-    const auto& grad_sum = grads[0];
+    auto& grad_sum = grads[0];
     if (!grads[1].defined()) {
       result[0] = grad_sum;
     } else {
-      const auto kernel = grads[1].is_cpu() ? rms_norm_backward_cpu : rms_norm_backward_aten;
-      const auto out = kernel(as_matrix(grads[1]), grad_sum.defined() ? as_matrix(grad_sum) : grad_sum,
-                              as_matrix(saved[0]), saved[2], saved[1]);
+      auto kernel = grads[1].is_cpu() ? rms_norm_backward_cpu : rms_norm_backward_aten;
+      auto out = kernel(as_matrix(grads[1]), grad_sum.defined() ? as_matrix(grad_sum) : grad_sum, as_matrix(saved[0]),
+                        saved[2], saved[1]);
       result[0] = out.grad_x.view(saved[0].sizes());
       if (context->needs_input_grad(1)) result[1] = weight_gradient_of(remembered(context)[0], out.grad_weight);
     }

@@ -72,19 +72,19 @@ std::int64_t grain_rows(std::int64_t size) {
 
 RmsNormForward rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight,
                                     double eps) {
-  const auto rows = x.size(0), size = x.size(1);
+  auto rows = x.size(0), size = x.size(1);
   RmsNormForward out{addend.defined() ? at::empty_like(x) : at::Tensor(), at::empty_like(x),
                      at::empty({rows}, x.options().dtype(at::kFloat))};
   dispatch_kernel(x, "rms_norm", [&]<class T>() {
-    const auto* px = x.const_data_ptr<T>();
-    const auto* pa = data_or_null<T>(addend);
-    const auto* pw = weight.const_data_ptr<T>();
+    auto* px = x.const_data_ptr<T>();
+    auto* pa = data_or_null<T>(addend);
+    auto* pw = weight.const_data_ptr<T>();
     auto* psum = addend.defined() ? out.sum.mutable_data_ptr<T>() : nullptr;
     auto* pnormed = out.normed.mutable_data_ptr<T>();
     auto* prstd = out.rstd.mutable_data_ptr<float>();
     at::parallel_for(0, rows, grain_rows(size), [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
-        const auto at = row * size;
+        auto at = row * size;
         normalise_row(px + at, pa ? pa + at : pa, pw, psum ? psum + at : psum, pnormed + at, prstd + row, size, eps);
       }
     });
@@ -96,8 +96,8 @@ RmsNormForward rms_norm_forward_aten(const at::Tensor& x, const at::Tensor& adde
                                      double eps) {
   RmsNormForward out;
   if (addend.defined()) out.sum = x + addend;
-  const auto wide = (addend.defined() ? out.sum : x).to(at::kFloat);
-  const auto rstd = at::rsqrt(at::mean(wide * wide, -1, /*keepdim=*/true) + eps);
+  auto wide = (addend.defined() ? out.sum : x).to(at::kFloat);
+  auto rstd = at::rsqrt(at::mean(wide * wide, -1, /*keepdim=*/true) + eps);
   out.normed = (wide * rstd).to(x.scalar_type()) * weight;
   out.rstd = rstd.squeeze(-1);
   return out;
@@ -105,21 +105,21 @@ RmsNormForward rms_norm_forward_aten(const at::Tensor& x, const at::Tensor& adde
 
 RmsNormBackward rms_norm_backward_cpu(const at::Tensor& grad_normed, const at::Tensor& grad_sum, const at::Tensor& sum,
                                       const at::Tensor& rstd, const at::Tensor& weight) {
-  const auto rows = sum.size(0), size = sum.size(1);
-  const auto blocks = (rows + kBlockRows - 1) / kBlockRows;
+  auto rows = sum.size(0), size = sum.size(1);
+  auto blocks = (rows + kBlockRows - 1) / kBlockRows;
   auto partial = at::zeros({blocks, size}, rstd.options());
   auto grad_x = at::empty_like(sum);
   dispatch_kernel(sum, "rms_norm_backward", [&]<class T>() {
-    const auto* pgrad = grad_normed.const_data_ptr<T>();
-    const auto* pgrad_sum = data_or_null<T>(grad_sum);
-    const auto* psum = sum.const_data_ptr<T>();
-    const auto* pweight = weight.const_data_ptr<T>();
-    const auto* prstd = rstd.const_data_ptr<float>();
+    auto* pgrad = grad_normed.const_data_ptr<T>();
+    auto* pgrad_sum = data_or_null<T>(grad_sum);
+    auto* psum = sum.const_data_ptr<T>();
+    auto* pweight = weight.const_data_ptr<T>();
+    auto* prstd = rstd.const_data_ptr<float>();
     auto* pgrad_x = grad_x.mutable_data_ptr<T>();
     auto* ppartial = partial.mutable_data_ptr<float>();
     at::parallel_for(0, blocks, 1, [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin * kBlockRows; row < std::min(end * kBlockRows, rows); ++row) {
-        const auto at = row * size;
+        auto at = row * size;
         backward_row(pgrad + at, pgrad_sum ? pgrad_sum + at : nullptr, psum + at, pweight, pgrad_x + at,
                      ppartial + row / kBlockRows * size, prstd[row], size);
       }
@@ -130,10 +130,10 @@ RmsNormBackward rms_norm_backward_cpu(const at::Tensor& grad_normed, const at::T
 
 RmsNormBackward rms_norm_backward_aten(const at::Tensor& grad_normed, const at::Tensor& grad_sum, const at::Tensor& sum,
                                        const at::Tensor& rstd, const at::Tensor& weight) {
-  const auto scale = rstd.unsqueeze(-1);
-  const auto xhat = sum.to(at::kFloat) * scale;
-  const auto grad = grad_normed.to(at::kFloat);
-  const auto wg = grad * weight.to(at::kFloat);
+  auto scale = rstd.unsqueeze(-1);
+  auto xhat = sum.to(at::kFloat) * scale;
+  auto grad = grad_normed.to(at::kFloat);
+  auto wg = grad * weight.to(at::kFloat);
   auto grad_x = (wg - xhat * at::mean(wg * xhat, -1, /*keepdim=*/true)) * scale;
   if (grad_sum.defined()) grad_x = grad_x + grad_sum;
   return {grad_x.to(sum.scalar_type()), at::sum(grad * xhat.to(sum.scalar_type()).to(at::kFloat), 0)};

@@ -17,14 +17,14 @@ namespace {
 
 // In fp32 like Hugging Face: the angles of far positions depend on it.
 at::Tensor angles(std::int64_t max_positions, std::int64_t rotary_dim, double theta) {
-  const auto exponent = at::arange(0, rotary_dim, 2, at::kFloat) / static_cast<double>(rotary_dim);
+  auto exponent = at::arange(0, rotary_dim, 2, at::kFloat) / static_cast<double>(rotary_dim);
   return at::outer(at::arange(max_positions, at::kFloat), at::pow(at::Scalar(theta), exponent).reciprocal());
 }
 
 }  // namespace
 
 RotaryTable::RotaryTable(std::int64_t max_positions, std::int64_t rotary_dim, double theta, at::Device device) {
-  const auto where = device.is_meta() ? at::Device(at::kCPU) : device;
+  auto where = device.is_meta() ? at::Device(at::kCPU) : device;
   cos_ = add_buffer(
       "cos", [=] { return angles(max_positions, rotary_dim, theta).cos(); }, where, false);
   sin_ = add_buffer(
@@ -46,10 +46,10 @@ at::Tensor RotaryTable::forward(const at::Tensor& input) {
 }
 
 at::Tensor rotate(const at::Tensor& x, const RotaryTable::Slice& table) {
-  const auto half = table.cos.size(1);
-  const auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);
-  const auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
-  const auto turned = at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
+  auto half = table.cos.size(1);
+  auto cos = table.cos.unsqueeze(1), sin = table.sin.unsqueeze(1);
+  auto a = x.narrow(-1, 0, half), b = x.narrow(-1, half, half);
+  auto turned = at::cat({a * cos - b * sin, b * cos + a * sin}, -1).to(x.scalar_type());
   if (2 * half == x.size(-1)) return turned;
   return at::cat({turned, x.narrow(-1, 2 * half, x.size(-1) - 2 * half)}, -1);
 }

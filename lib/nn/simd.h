@@ -46,10 +46,10 @@ inline void store(float* to, Floats v) {
 }
 
 inline void store(c10::BFloat16* to, Floats v) {
-  const auto bits = bits_as<Words>(v);
+  auto bits = bits_as<Words>(v);
   const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const Words nan = bits_as<Words>(v != v);
-  const auto halves = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), Halves);
+  auto halves = __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0u), Halves);
   std::memcpy(to, &halves, sizeof(halves));
 }
 

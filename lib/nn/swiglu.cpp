@@ -57,8 +57,8 @@ std::int64_t rows_grain(std::int64_t width) {
 at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
   auto product = at::empty_like(gate);
   dispatch_kernel(gate, "swiglu", [&]<class T>() {
-    const auto* g = gate.const_data_ptr<T>();
-    const auto* u = up.const_data_ptr<T>();
+    auto* g = gate.const_data_ptr<T>();
+    auto* u = up.const_data_ptr<T>();
     auto* p = product.mutable_data_ptr<T>();
     at::parallel_for(0, gate.numel(), kParallelGrain, [&](std::int64_t begin, std::int64_t end) {
       forward_range(g + begin, u + begin, p + begin, end - begin);
@@ -75,8 +75,8 @@ SwigluBackward swiglu_backward_cpu(const at::Tensor& grad_product, const at::Ten
   SwigluBackward out{at::empty_like(gate), at::empty_like(gate), grad_product};
   dispatch_kernel(gate, "swiglu_backward", [&]<class T>() {
     auto* d = grad_product.mutable_data_ptr<T>();
-    const auto* g = gate.const_data_ptr<T>();
-    const auto* u = up.const_data_ptr<T>();
+    auto* g = gate.const_data_ptr<T>();
+    auto* u = up.const_data_ptr<T>();
     auto* p = out.product.mutable_data_ptr<T>();
     auto* dg = out.grad_gate.mutable_data_ptr<T>();
     at::parallel_for(0, gate.numel(), kParallelGrain, [&](std::int64_t begin, std::int64_t end) {
@@ -87,22 +87,22 @@ SwigluBackward swiglu_backward_cpu(const at::Tensor& grad_product, const at::Ten
 }
 
 SwigluBackward swiglu_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up) {
-  const auto g = gate.to(at::kFloat), u = up.to(at::kFloat), grad = grad_product.to(at::kFloat);
-  const auto s = at::sigmoid(g);
-  const auto silu = at::silu(gate);
-  const auto dtype = gate.scalar_type();
+  auto g = gate.to(at::kFloat), u = up.to(at::kFloat), grad = grad_product.to(at::kFloat);
+  auto s = at::sigmoid(g);
+  auto silu = at::silu(gate);
+  auto dtype = gate.scalar_type();
   return {silu * up, (grad * u * s * (1.0 + g * (1.0 - s))).to(dtype), grad_product * silu};
 }
 
 at::Tensor swiglu_rows_forward_cpu(const at::Tensor& gate_up) {
-  const auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
   auto product = at::empty({rows, width}, gate_up.options());
   dispatch_kernel(gate_up, "swiglu", [&]<class T>() {
-    const auto* from = gate_up.const_data_ptr<T>();
+    auto* from = gate_up.const_data_ptr<T>();
     auto* to = product.mutable_data_ptr<T>();
     at::parallel_for(0, rows, rows_grain(width), [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
-        const auto* gate = from + 2 * row * width;
+        auto* gate = from + 2 * row * width;
         forward_range(gate, gate + width, to + row * width, width);
       }
     });
@@ -111,20 +111,20 @@ at::Tensor swiglu_rows_forward_cpu(const at::Tensor& gate_up) {
 }
 
 at::Tensor swiglu_rows_forward_aten(const at::Tensor& gate_up) {
-  const auto halves = gate_up.chunk(2, 1);
+  auto halves = gate_up.chunk(2, 1);
   return swiglu_forward_aten(halves[0], halves[1]);
 }
 
 SwigluRowsBackward swiglu_rows_backward_cpu(const at::Tensor& grad_product, const at::Tensor& gate_up) {
-  const auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
+  auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
   SwigluRowsBackward out{grad_product, at::empty_like(gate_up)};
   dispatch_kernel(gate_up, "swiglu_backward", [&]<class T>() {
-    const auto* from = gate_up.const_data_ptr<T>();
+    auto* from = gate_up.const_data_ptr<T>();
     auto* product = grad_product.mutable_data_ptr<T>();
     auto* to = out.grad_gate_up.mutable_data_ptr<T>();
     at::parallel_for(0, rows, rows_grain(width), [&](std::int64_t begin, std::int64_t end) {
       for (auto row = begin; row < end; ++row) {
-        const auto* gate = from + 2 * row * width;
+        auto* gate = from + 2 * row * width;
         auto *grad = product + row * width, *grad_gate = to + 2 * row * width;
         backward_range(grad, gate, gate + width, grad, grad_gate, grad_gate + width, width);
       }
@@ -134,8 +134,8 @@ SwigluRowsBackward swiglu_rows_backward_cpu(const at::Tensor& grad_product, cons
 }
 
 SwigluRowsBackward swiglu_rows_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate_up) {
-  const auto halves = gate_up.chunk(2, 1);
-  const auto out = swiglu_backward_aten(grad_product, halves[0], halves[1]);
+  auto halves = gate_up.chunk(2, 1);
+  auto out = swiglu_backward_aten(grad_product, halves[0], halves[1]);
   return {out.product, at::cat({out.grad_gate, out.grad_up}, 1)};
 }
 

@@ -30,7 +30,7 @@ struct RowMajor {
 inline void transpose(RowMajor from, std::int64_t rows, std::int64_t columns, RowMajor to) {
   constexpr std::int64_t kBlock = simd::kLanes;
   for (std::int64_t r0 = 0; r0 < rows; r0 += kBlock) {
-    const auto r1 = std::min(rows, r0 + kBlock);
+    auto r1 = std::min(rows, r0 + kBlock);
     for (std::int64_t c = 0; c < columns; ++c) {
       for (auto r = r0; r < r1; ++r) to.data[c * to.stride + r] = from.data[r * from.stride + c];
     }
@@ -46,10 +46,10 @@ inline void tile_product(std::int64_t depth, LeftOperand a, RowMajor b, RowMajor
     acc[r][1] = add ? simd::load(c.data + r * c.stride + simd::kLanes) : simd::Floats{};
   }
   for (std::int64_t k = 0; k < depth; ++k) {
-    const auto b0 = simd::load(b.data + k * b.stride), b1 = simd::load(b.data + k * b.stride + simd::kLanes);
+    auto b0 = simd::load(b.data + k * b.stride), b1 = simd::load(b.data + k * b.stride + simd::kLanes);
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
-      const auto left = simd::splat(a.data[r * a.row_stride + k * a.depth_stride]);
+      auto left = simd::splat(a.data[r * a.row_stride + k * a.depth_stride]);
       acc[r][0] += left * b0;
       acc[r][1] += left * b1;
     }

@@ -14,7 +14,7 @@ void AdamW::allocate_state(const FlatShard& shard) {
 
 std::vector<NamedState> AdamW::state() const {
   std::vector<NamedState> all;
-  for (const auto& [shard, moments] : moments_) {
+  for (auto& [shard, moments] : moments_) {
     all.push_back({shard, "exp_avg", moments.exp_avg});
     all.push_back({shard, "exp_avg_sq", moments.exp_avg_sq});
   }
@@ -22,7 +22,7 @@ std::vector<NamedState> AdamW::state() const {
 }
 
 void AdamW::update(const FlatShard& shard, double lr) {
-  const auto& moments = moments_.at(shard.name);
+  auto& moments = moments_.at(shard.name);
   // The kernel takes the step as a float tensor for each piece, and only reads it: one serves all.
   auto step = at::full({}, static_cast<double>(steps()), shard.weight.options().dtype(at::kFloat));
   update_runs(shard, {shard.grad, shard.weight, moments.exp_avg, moments.exp_avg_sq},

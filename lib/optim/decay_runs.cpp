@@ -23,7 +23,7 @@ struct Pieces {
 Pieces pieces_of(const FlatShard& shard, bool decay) {
   std::int64_t vector = shard.weight.is_cpu() ? kVectorBytes / shard.weight.element_size() : 1;
   Pieces pieces;
-  for (const auto& run : shard.runs) {
+  for (auto& run : shard.runs) {
     if (run.decay != decay) continue;
     std::int64_t end = (run.end - run.begin) % vector;
     std::int64_t whole = run.end - run.begin - end;
@@ -37,7 +37,7 @@ Pieces pieces_of(const FlatShard& shard, bool decay) {
 at::Tensor gather_ends(const std::vector<Piece>& ends, const at::Tensor& flat) {
   std::vector<at::Tensor> parts;
   std::int64_t size = 0;
-  for (const auto& end : ends) {
+  for (auto& end : ends) {
     parts.push_back(end.of(flat));
     size += end.size;
   }
@@ -48,7 +48,7 @@ at::Tensor gather_ends(const std::vector<Piece>& ends, const at::Tensor& flat) {
 
 void scatter_ends(const at::Tensor& gathered, const std::vector<Piece>& ends, const at::Tensor& flat) {
   std::int64_t from = 0;
-  for (const auto& end : ends) {
+  for (auto& end : ends) {
     end.of(flat).copy_(gathered.narrow(0, from, end.size));
     from += end.size;
   }
@@ -62,7 +62,7 @@ void update_runs(const FlatShard& shard, const std::vector<at::Tensor>& tensors,
     if (pieces.whole.empty() && pieces.ends.empty()) continue;
     Columns columns(tensors.size());
     for (std::size_t k = 0; k < tensors.size(); ++k) {
-      for (const auto& piece : pieces.whole) columns[k].push_back(piece.of(tensors[k]));
+      for (auto& piece : pieces.whole) columns[k].push_back(piece.of(tensors[k]));
       if (!pieces.ends.empty()) columns[k].push_back(gather_ends(pieces.ends, tensors[k]));
     }
     update(decay, columns);

@@ -17,7 +17,7 @@ void check_flat(const FlatShard& shard, const char* what, const at::Tensor& tens
 
 void check_weight(const FlatShard& shard) {
   check_flat(shard, "weight", shard.weight);
-  for (const auto& run : shard.runs) {
+  for (auto& run : shard.runs) {
     if (run.begin < 0 || run.begin > run.end || run.end > shard.weight.numel()) {
       throw ShapeError(fmt::format("optimizer: run [{}, {}) of {} lies outside its {} elements", run.begin, run.end,
                                    shard.name, shard.weight.numel()));
@@ -41,16 +41,16 @@ void check_grad(const FlatShard& shard) {
 }  // namespace
 
 void Optimizer::step(std::span<const FlatShard> shards, double lr) {
-  for (const auto& shard : shards) check_grad(shard);
+  for (auto& shard : shards) check_grad(shard);
   allocate(shards);
   ++steps_;
   at::NoGradGuard no_grad;
-  for (const auto& shard : shards) update(shard, lr);
+  for (auto& shard : shards) update(shard, lr);
 }
 
 void Optimizer::allocate(std::span<const FlatShard> shards) {
   std::set<std::string> names;
-  for (const auto& shard : shards) {
+  for (auto& shard : shards) {
     check_weight(shard);
     if (!names.insert(shard.name).second)
       throw LogicError(fmt::format("optimizer: two shards are named {}", shard.name));
@@ -59,7 +59,7 @@ void Optimizer::allocate(std::span<const FlatShard> shards) {
           fmt::format("optimizer: {} is new at step {}; every step takes the same shards", shard.name, steps_ + 1));
     }
   }
-  for (const auto& shard : shards) {
+  for (auto& shard : shards) {
     if (!has_state(shard)) allocate_state(shard);
   }
 }

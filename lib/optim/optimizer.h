@@ -1,6 +1,6 @@
 #pragma once
-// Optimizers on flat shards: each rank updates the rows it owns and nothing else, so there is no communication here.
-// All runs of one decay class of a shard go to LibTorch's fused kernel in one call, which reads and writes every
+// Optimizers on flat shards: each rank updates the elements it owns and nothing else, so there is no communication
+// here. All runs of one decay class of a shard go to LibTorch's fused kernel in one call, which reads and writes every
 // element once. An element's result does not depend on where it lies in a run, so not on the mesh either: bitwise.
 
 #include <ATen/core/Tensor.h>

@@ -31,7 +31,8 @@ void count_parameters(Plan& plan, const PlannedUnit& unit) {
   auto all = unit.mesh == UnitMesh::Expert ? held * plan.mesh.expert() : held;
   plan.parameters += all;
   auto& moe = plan.config.model.moe;
-  plan.active_parameters += unit.kind == ModelUnit::Kind::RoutedExperts ? all / moe->n_routed_experts * moe->num_experts_per_tok : all;
+  plan.active_parameters +=
+      unit.kind == ModelUnit::Kind::RoutedExperts ? all / moe->n_routed_experts * moe->num_experts_per_tok : all;
 }
 
 }  // namespace

@@ -40,8 +40,9 @@ Json units_json(const Plan& plan, bool layout) {
                         {"padding", group.layout.padding()},
                         {"tensors", tensors_json(group, layout)}});
     }
-    units.push_back(
-        {{"name", unit.name}, {"mesh", unit.mesh == UnitMesh::Expert ? "expert" : "dense"}, {"groups", std::move(groups)}});
+    units.push_back({{"name", unit.name},
+                     {"mesh", unit.mesh == UnitMesh::Expert ? "expert" : "dense"},
+                     {"groups", std::move(groups)}});
   }
   return units;
 }

@@ -86,9 +86,8 @@ std::string plan_text(const Plan& plan, bool layout, int ranks_per_node) {
       "ranks       {} = {}; experts: {}\n"
       "strategy    {}, {} microbatches a step\n"
       "parameters  {} ({}){}\n",
-      mesh.ranks(), dense_text(mesh), expert_text(mesh),
-      to_string(plan.config.parallel.strategy), plan.config.accumulation_steps(mesh.data_parallel_ranks()), plan.parameters,
-      human_count(plan.parameters),
+      mesh.ranks(), dense_text(mesh), expert_text(mesh), to_string(plan.config.parallel.strategy),
+      plan.config.accumulation_steps(mesh.data_parallel_ranks()), plan.parameters, human_count(plan.parameters),
       plan.active_parameters == plan.parameters ? "" : fmt::format(", {} active", human_count(plan.active_parameters)));
   // The batch scripts read these three.
   text += fmt::format("run folder  {}\n", run_path(plan.config.run).string());

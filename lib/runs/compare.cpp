@@ -106,7 +106,7 @@ class LineComparer {
 
  private:
   void balance(const Json* a, const Json* b) {
-    const auto none = Json::object();
+    auto none = Json::object();
     auto& moe_a = a ? *a : none;
     auto& moe_b = b ? *b : none;
     for (auto& key : keys_of(moe_a, moe_b)) {

@@ -75,7 +75,8 @@ RunMetrics read_run(const std::filesystem::path& folder) {
 std::string mesh_of_header(const RunMetrics::Json& header) {
   auto number = [](const RunMetrics::Json& object, const char* key) -> std::optional<std::int64_t> {
     auto found = object.find(key);
-    return found != object.end() && found->is_number_integer() ? std::optional(found->get<std::int64_t>()) : std::nullopt;
+    return found != object.end() && found->is_number_integer() ? std::optional(found->get<std::int64_t>())
+                                                               : std::nullopt;
   };
   auto ranks = header.is_object() ? number(header, "ranks") : std::nullopt;
   if (!ranks) return "";

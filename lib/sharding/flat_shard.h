@@ -1,6 +1,6 @@
 #pragma once
-// What an optimizer sees of one parameter group: this rank's shard of the main weights and of their gradient. Local data:
-// nothing here communicates.
+// What an optimizer sees of one parameter group: this rank's shard of the main weights and of their gradient. Local
+// data: nothing here communicates.
 
 #include <ATen/core/Tensor.h>
 

@@ -112,7 +112,8 @@ class ParamGroup {
   std::vector<at::Tensor> leaves_;
   at::Tensor block_;  // memory under full_ while gathered
   Work gather_, refresh_;
-  enum class Unsharded { Released, UnderWay, Gathered } unsharded_ = Unsharded::Released;  // always gathered: P replicated
+  // Replicated parameters are always Gathered.
+  enum class Unsharded { Released, UnderWay, Gathered } unsharded_ = Unsharded::Released;
 
   at::Tensor partial_, partial_block_;  // one backward's full gradients, where G shards
   at::Tensor reduced_;                  // a reduction's result on its way into pending_

@@ -115,10 +115,10 @@ std::int64_t optimizer_steps(const StateDict& state, const std::string& where) {
       throw IoError(fmt::format("{}: {} is {}: no count of steps", where, tensor.key, own));
     }
     if (first && own != steps) {
-      throw IoError(
-          fmt::format("{}: {} is {}, but {} is {}: Meshard keeps one count of steps for all parameters; --init-from takes "
-                      "the weights alone",
-                      where, first->key, steps, tensor.key, own));
+      throw IoError(fmt::format(
+          "{}: {} is {}, but {} is {}: Meshard keeps one count of steps for all parameters; --init-from takes "
+          "the weights alone",
+          where, first->key, steps, tensor.key, own));
     }
     first = &tensor;
     steps = own;

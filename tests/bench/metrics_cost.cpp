@@ -1,5 +1,5 @@
-// What logging one step costs: gathering over the ranks, the line of metrics.jsonl, the line printed; 8 MoE layers, with
-// `per_layer` every expert of them. Prints {"ms": median}, of the slowest rank.
+// What logging one step costs: gathering over the ranks, the line of metrics.jsonl, the line printed; 8 MoE layers,
+// with `per_layer` every expert of them. Prints {"ms": median}, of the slowest rank.
 // Usage: mpirun -n N metrics_cost CONFIG FOLDER [per_layer] >/dev/null
 
 #include <fmt/format.h>

@@ -31,10 +31,10 @@ std::string read(const std::filesystem::path& path) {
 
 template <typename T>
 json rows_of(const at::Tensor& matrix) {
-  const auto whole = matrix.contiguous();
+  auto whole = matrix.contiguous();
   auto rows = json::array();
   for (std::int64_t i = 0; i < whole.size(0); ++i) {
-    const auto* row = whole.const_data_ptr<T>() + i * whole.size(1);
+    auto* row = whole.const_data_ptr<T>() + i * whole.size(1);
     rows.push_back(std::vector<T>(row, row + whole.size(1)));
   }
   return rows;
@@ -46,7 +46,7 @@ class RoutingProbe : public ModuleHooks {
   RoutingProbe(MoeLayer& layer, json& routing) : layer_(layer), routing_(routing) {}
 
   at::Tensor pre_forward(const at::Tensor& input) override {
-    const auto [ids, weights] = layer_.router().route(input.reshape({-1, input.size(2)}), input.size(1));
+    auto [ids, weights] = layer_.router().route(input.reshape({-1, input.size(2)}), input.size(1));
     routing_.push_back(
         {{"layer", layer_.layer()}, {"ids", rows_of<std::int64_t>(ids)}, {"weights", rows_of<float>(weights)}});
     return input;
@@ -102,21 +102,21 @@ class Weights {
   /// IoError if something was not filled.
   void require_complete() const {
     std::map<const void*, std::int64_t> sizes;
-    for (const auto& [name, tensor] : places_) sizes[tensor.data_ptr()] = tensor.numel();
+    for (auto& [name, tensor] : places_) sizes[tensor.data_ptr()] = tensor.numel();
     std::int64_t all = 0;
-    for (const auto& [pointer, numel] : sizes) all += numel;
+    for (auto& [pointer, numel] : sizes) all += numel;
     if (all != elements_) throw IoError(fmt::format("{} of the model's {} elements have values", elements_, all));
   }
 
  private:
   at::Tensor place_of(const std::string& name) const {
-    const auto at = name.find(".mlp.experts.");
+    auto at = name.find(".mlp.experts.");
     if (at == std::string::npos) return places_.contains(name) ? places_.at(name) : at::Tensor();
-    const auto prefix = name.substr(0, at + 13), rest = name.substr(at + 13);
-    const auto expert = std::stoll(rest);
-    const auto part = rest.substr(rest.find('.') + 1);
+    auto prefix = name.substr(0, at + 13), rest = name.substr(at + 13);
+    auto expert = std::stoll(rest);
+    auto part = rest.substr(rest.find('.') + 1);
     if (part == "down_proj.weight") return places_.at(prefix + "down_proj").chunk(experts_)[expert];
-    const auto pair = places_.at(prefix + "gate_up_proj").chunk(experts_)[expert].chunk(2);
+    auto pair = places_.at(prefix + "gate_up_proj").chunk(experts_)[expert].chunk(2);
     return part == "gate_proj.weight" ? pair[0] : part == "up_proj.weight" ? pair[1] : at::Tensor();
   }
 
@@ -133,17 +133,17 @@ Config config_of(const std::filesystem::path& file) {
 }
 
 Model model_of_files(const std::filesystem::path& folder, const json& request) {
-  const auto config = config_of(folder / "config.json");
+  auto config = config_of(folder / "config.json");
   if (config_of(folder / "all_fields.json") != config) {
     throw IoError(fmt::format("{}: config.json and all_fields.json are of different models", folder.string()));
   }
   auto model = build_model(config, at::kCPU, {});
   auto data = read(folder / "weights.bin");
   Weights weights(model);
-  for (const auto& tensor : request["tensors"]) {
-    const auto shape = tensor["shape"].get<Shape>();
+  for (auto& tensor : request["tensors"]) {
+    auto shape = tensor["shape"].get<Shape>();
     auto* begin = data.data() + sizeof(float) * tensor["offset"].get<std::int64_t>();
-    const auto value = at::from_blob(begin, shape, at::kFloat);
+    auto value = at::from_blob(begin, shape, at::kFloat);
     if (value.numel() > 0) weights.fill(tensor["name"], value);  // no shared experts: of zero width
   }
   weights.require_complete();
@@ -152,21 +152,21 @@ Model model_of_files(const std::filesystem::path& folder, const json& request) {
 
 Model model_of_checkpoint(const json& request) {
   const CheckpointReader reader(posix_file_system(), request["checkpoint"].get<std::string>());
-  const auto config = parse_config(reader.extra()["config"], "meshard.json", {}, reader.extra()["ranks"]);
+  auto config = parse_config(reader.extra()["config"], "meshard.json", {}, reader.extra()["ranks"]);
   auto model = build_model(config, at::kCPU, {});
   Weights(model).read(reader, request.contains("rounded"));
   return model;
 }
 
 void run(const std::filesystem::path& folder) {
-  const auto request = json::parse(read(folder / "case.json"));
+  auto request = json::parse(read(folder / "case.json"));
   auto model = request.contains("checkpoint") ? model_of_checkpoint(request) : model_of_files(folder, request);
   json result = {{"routing", json::array()}};
   if (model.moe) {
     for (auto* layer : model.moe->list()) layer->set_hooks(std::make_unique<RoutingProbe>(*layer, result["routing"]));
   }
   auto ids = request["input_ids"].get<std::vector<std::int64_t>>();
-  const auto batch = at::from_blob(ids.data(), request["input_shape"].get<Shape>(), at::kLong);
+  auto batch = at::from_blob(ids.data(), request["input_shape"].get<Shape>(), at::kLong);
   result["logits"] = rows_of<float>(model.lm->logits(batch).reshape({1, -1}))[0];
   std::ofstream(folder / "meshard.json") << result;
 }

@@ -96,7 +96,8 @@ BOOST_AUTO_TEST_CASE(every_layout_saves) {
       CheckpointRun run(all[i], i % 2 == 0 ? "fp32" : "bf16");
       run.fill();
       save_run(posix_file_system(), folder_of(i), run);
-      auto problems = CheckpointReader(posix_file_system(), folder_of(i)).verify(test_world().rank(), all[i].ranks).problems;
+      auto problems =
+          CheckpointReader(posix_file_system(), folder_of(i)).verify(test_world().rank(), all[i].ranks).problems;
       BOOST_TEST(problems.empty(), (problems.empty() ? "" : problems.front()));
     }
   }

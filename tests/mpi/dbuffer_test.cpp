@@ -147,7 +147,8 @@ BOOST_AUTO_TEST_CASE(two_dimensional_partial_flat_reduces_over_outer) {
   auto sharded = partial.redistribute({Flat, Flat});
   auto size = sharded.layout().size();
   int ranks = test_world().size();
-  BOOST_TEST(sharded.range().begin == on.mesh.coordinate(Axis::DpShard) * size / on.mesh.shape().dp_shard() + outer * size / ranks);
+  BOOST_TEST(sharded.range().begin ==
+             on.mesh.coordinate(Axis::DpShard) * size / on.mesh.shape().dp_shard() + outer * size / ranks);
   check_tensors(on.gather(sharded), {at::full({6, 2}, 3.0)});
 }
 

@@ -105,7 +105,8 @@ BOOST_AUTO_TEST_CASE(gradients_equal_one_rank_for_every_expert_mesh) {
         model.dense.weight.tensor().detach().copy_(test_values({kWidth, kWidth}, 1.0));
         model.experts.weight.tensor().detach().copy_(all_expert_weights().narrow(0, first, local));
         ShardingRuntime runtime(model, mesh);
-        runtime.fully_shard(model.experts, {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
+        runtime.fully_shard(model.experts,
+                            {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
         runtime.fully_shard(model, {.strategy = strategy});
 
         // By hand, the mean over ranks of d sum((w_e . (D x_e))^2): through plain autograd on one rank.

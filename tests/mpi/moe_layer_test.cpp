@@ -28,7 +28,7 @@ constexpr std::int64_t kExperts = 8, kTopK = 2;
 
 // Fixed values without a period, so that no two rows are alike.
 at::Tensor noise(at::IntArrayRef shape, double salt) {
-  const auto index = at::arange(c10::multiply_integers(shape), at::kDouble);
+  auto index = at::arange(c10::multiply_integers(shape), at::kDouble);
   return (index * index * 0.7 + index * salt).sin().to(at::kFloat).view(shape);
 }
 
@@ -76,7 +76,7 @@ bool near(const at::Tensor& a, const at::Tensor& b, double tolerance) {
 
 // This rank's part of the matrices of all experts, one below the other.
 at::Tensor own_rows(const Parameter& parameter, const at::Tensor& all) {
-  const auto& [shape, part] = std::tie(parameter.slot().shape, parameter.slot().part);
+  auto& [shape, part] = std::tie(parameter.slot().shape, parameter.slot().part);
   return all.narrow(0, part.box().offsets[0] * part.box().sizes[1], shape[0]);
 }
 
@@ -93,12 +93,12 @@ at::Tensor plain_mlp(const at::Tensor& x, const at::Tensor& gate, const at::Tens
 // Every expert for every token, then masked: slow, and nothing is moved.
 at::Tensor plain_routed(const at::Tensor& x, const at::Tensor& ids, const at::Tensor& weights,
                         const ExpertWeights& all) {
-  const auto width = all.down.size(1), hidden = all.gate_up.size(1);
+  auto width = all.down.size(1), hidden = all.gate_up.size(1);
   auto y = at::zeros(x.sizes());
   for (std::int64_t e = 0; e < kExperts; ++e) {
-    const auto gate_up = all.gate_up.narrow(0, e * 2 * width, 2 * width);
-    const auto out = plain_mlp(x, gate_up.narrow(0, 0, width), gate_up.narrow(0, width, width),
-                               all.down.narrow(0, e * hidden, hidden));
+    auto gate_up = all.gate_up.narrow(0, e * 2 * width, 2 * width);
+    auto out = plain_mlp(x, gate_up.narrow(0, 0, width), gate_up.narrow(0, width, width),
+                         all.down.narrow(0, e * hidden, hidden));
     y = y + out * (weights * ids.eq(e)).sum(1, true);
   }
   return y;
@@ -145,15 +145,15 @@ const Pattern kPatterns[] = {
 
 // Pairs of world rank `from` whose expert lies on rank `to` of its expert axis.
 std::int64_t pairs_between(const Pattern& pattern, int from, int to, int ep) {
-  const auto ids = pattern.ids(from);
-  const auto local = kExperts / ep;
+  auto ids = pattern.ids(from);
+  auto local = kExperts / ep;
   return ids.ge(to * local).logical_and(ids.lt((to + 1) * local)).sum().item<std::int64_t>();
 }
 
 // Rows that leave this rank, and that come in.
 std::pair<std::int64_t, std::int64_t> crossing_rows(const Pattern& pattern, const Communicator& axis) {
   std::int64_t leave = 0, enter = 0;
-  const auto me = axis.members()[axis.rank()];
+  auto me = axis.members()[axis.rank()];
   for (int rank = 0; rank < axis.size(); ++rank) {
     if (rank == axis.rank()) continue;
     leave += pairs_between(pattern, me, rank, axis.size());
@@ -168,12 +168,12 @@ struct PlainRun {
 };
 
 PlainRun plain_run(const Pattern& pattern, const Communicator& axis, at::ScalarType dtype) {
-  const auto values = expert_weights(layer_options(kHidden, kWidth));
+  auto values = expert_weights(layer_options(kHidden, kWidth));
   const ExpertWeights all{leaf(values.gate_up.to(dtype)), leaf(values.down.to(dtype))};
   PlainRun run;
   for (int rank : axis.members()) {
-    const auto x = leaf(pattern.x(rank, dtype)), weights = leaf(pattern.weights(rank));
-    const auto out = plain_routed(x, pattern.ids(rank), weights, all);
+    auto x = leaf(pattern.x(rank, dtype)), weights = leaf(pattern.weights(rank));
+    auto out = plain_routed(x, pattern.ids(rank), weights, all);
     out.backward(pattern.seed(rank, dtype).to(at::kFloat));
     if (rank == test_world().rank()) run = {out, x.grad(), weights.grad(), {}};
   }
@@ -191,29 +191,29 @@ BOOST_AUTO_TEST_CASE(moved_rows_equal_rows_that_stay) {
   for (int ep : expert_axis_sizes()) {
     ExpertAxis experts_axis(ep);
     for (auto dtype : {at::kFloat, at::kBFloat16}) {
-      for (const auto& pattern : kPatterns) {
+      for (auto& pattern : kPatterns) {
         BOOST_TEST_CONTEXT("ep " << ep << " " << c10::toString(dtype) << ": " << pattern.name) {
-          const auto options = layer_options(kHidden, kWidth);
+          auto options = layer_options(kHidden, kWidth);
           Experts experts(options, experts_axis.parallel, at::TensorOptions(dtype));
           fill_experts(experts, expert_weights(options));
-          const auto x = pattern.x(rank, dtype).set_requires_grad(true);
-          const auto weights = pattern.weights(rank).set_requires_grad(true);
+          auto x = pattern.x(rank, dtype).set_requires_grad(true);
+          auto weights = pattern.weights(rank).set_requires_grad(true);
           ledger.clear();
 
-          const auto plan = plan_dispatch(pattern.ids(rank), kExperts, experts_axis.parallel, at::kCPU);
-          const auto out = combine(experts.compute(dispatch(x, plan), plan->expert_rows), weights, plan);
-          const auto forward = ledger.at("all_to_all_v", "expert");
+          auto plan = plan_dispatch(pattern.ids(rank), kExperts, experts_axis.parallel, at::kCPU);
+          auto out = combine(experts.compute(dispatch(x, plan), plan->expert_rows), weights, plan);
+          auto forward = ledger.at("all_to_all_v", "expert");
           out.backward(pattern.seed(rank, dtype));
 
-          const auto [leave, enter] = crossing_rows(pattern, *experts_axis.axis);
-          const auto row_bytes = kHidden * static_cast<std::int64_t>(out.element_size());
+          auto [leave, enter] = crossing_rows(pattern, *experts_axis.axis);
+          auto row_bytes = kHidden * static_cast<std::int64_t>(out.element_size());
           const int calls = ep == 1 ? 0 : 1;
           BOOST_TEST((ledger.at("all_to_all", "expert") == Traffic{calls, gather_bytes(kExperts * 8, ep)}));
           BOOST_TEST((forward == Traffic{2 * calls, (leave + enter) * row_bytes}));
           BOOST_TEST((ledger.at("all_to_all_v", "expert") == Traffic{4 * calls, 2 * (leave + enter) * row_bytes}));
 
-          const auto expected = plain_run(pattern, *experts_axis.axis, dtype);
-          const auto &gate_up = experts.parameters()[0].parameter, &down = experts.parameters()[1].parameter;
+          auto expected = plain_run(pattern, *experts_axis.axis, dtype);
+          auto &gate_up = experts.parameters()[0].parameter, &down = experts.parameters()[1].parameter;
           const double tolerance = dtype == at::kFloat ? 1e-5 : 4e-2;
           BOOST_TEST(out.scalar_type() == dtype);
           BOOST_TEST(near(out, expected.out, tolerance));
@@ -245,17 +245,17 @@ struct PlainLayer {
       : gate(leaf(noise({kExperts, o.hidden_size}, 40.0))),
         experts{leaf(expert_weights(o).gate_up), leaf(expert_weights(o).down)} {
     if (o.n_shared_experts == 0) return;
-    const auto width = o.n_shared_experts * o.moe_intermediate_size;
+    auto width = o.n_shared_experts * o.moe_intermediate_size;
     shared_gate = leaf(noise({width, o.hidden_size}, 80.0) * 0.3);
     shared_up = leaf(noise({width, o.hidden_size}, 81.0) * 0.3);
     shared_down = leaf(noise({o.hidden_size, width}, 82.0) * 0.3);
   }
 
   at::Tensor operator()(const at::Tensor& input) const {
-    const auto x = input.view({-1, input.size(-1)});
-    const auto scores = at::sigmoid(at::linear(x, gate));
-    const auto ids = std::get<1>(at::topk(scores.detach() + expert_bias(), kTopK));
-    const auto chosen = scores.gather(1, ids);
+    auto x = input.view({-1, input.size(-1)});
+    auto scores = at::sigmoid(at::linear(x, gate));
+    auto ids = std::get<1>(at::topk(scores.detach() + expert_bias(), kTopK));
+    auto chosen = scores.gather(1, ids);
     auto y = plain_routed(x, ids, chosen / chosen.sum(1, true), experts);
     if (shared_gate.defined()) y = y + plain_mlp(x, shared_gate, shared_up, shared_down);
     return y.view(input.sizes());
@@ -306,8 +306,8 @@ BOOST_AUTO_TEST_CASE(sharded_layers_equal_one_rank) {
     const PlainLayer plain(options);
     at::Tensor expected_out, expected_grad;
     for (int rank = 0; rank < world.size(); ++rank) {
-      const auto x = leaf(layer_input(rank, 6, options.hidden_size));
-      const auto out = plain(x);
+      auto x = leaf(layer_input(rank, 6, options.hidden_size));
+      auto out = plain(x);
       (out.square().sum() / world.size()).backward();
       if (rank == world.rank()) expected_out = out, expected_grad = x.grad() * world.size();
     }
@@ -316,18 +316,19 @@ BOOST_AUTO_TEST_CASE(sharded_layers_equal_one_rank) {
         MoeLayer layer(options, 3, 0, parallel, pass, at::TensorOptions(at::kFloat));
         fill_layer(layer, plain);
         ShardingRuntime runtime(layer, mesh);
-        runtime.fully_shard(layer.experts(), {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
+        runtime.fully_shard(layer.experts(),
+                            {.strategy = strategy, .mesh = UnitMesh::Expert, .grad_divisor = double(ep)});
         runtime.fully_shard(layer, {.strategy = strategy});
-        const auto x = leaf(layer_input(world.rank(), 6, options.hidden_size));
+        auto x = leaf(layer_input(world.rank(), 6, options.hidden_size));
 
-        const auto out = layer(x);
+        auto out = layer(x);
         out.square().sum().backward();
 
         BOOST_TEST(near(out, expected_out, 1e-5));
         BOOST_TEST(near(x.grad(), expected_grad, 1e-5));
         BOOST_TEST(layer.router().counts().sum().item<std::int64_t>() == 6 * kTopK);
-        const auto gradients = full_gradients(runtime);
-        const auto own = [&](int i, const at::Tensor& all) {
+        auto gradients = full_gradients(runtime);
+        auto own = [&](int i, const at::Tensor& all) {
           return own_rows(layer.experts().parameters()[i].parameter, all);
         };
         BOOST_TEST(near(gradients.at("gate.weight"), plain.gate.grad(), 1e-5));
@@ -350,14 +351,14 @@ BOOST_AUTO_TEST_CASE(recomputation_changes_no_bit_and_sends_no_counts) {
   const MoePass pass{.training = true, .loss_scale = 1.0};
   MoeLayer layer(options, 0, 0, axis.parallel, pass, at::TensorOptions(at::kFloat));
   fill_layer(layer, PlainLayer(options));
-  const auto body = [&](const at::Tensor& x) { return layer(x); };
+  auto body = [&](const at::Tensor& x) { return layer(x); };
 
   std::vector<at::Tensor> kept, again;
   for (auto* results : {&kept, &again}) {
     for (auto& [name, parameter] : named_parameters(layer)) parameter.tensor().mutable_grad().reset();
     test_world().ledger().clear();
-    const auto x = leaf(layer_input(test_world().rank(), 9, options.hidden_size));
-    const auto out = results == &again ? recompute(x, body) : body(x);
+    auto x = leaf(layer_input(test_world().rank(), 9, options.hidden_size));
+    auto out = results == &again ? recompute(x, body) : body(x);
     out.square().sum().backward();
     *results = {out, x.grad()};
     for (auto& [name, parameter] : named_parameters(layer)) results->push_back(parameter.tensor().grad());
@@ -374,15 +375,15 @@ BOOST_AUTO_TEST_CASE(recomputation_changes_no_bit_and_sends_no_counts) {
 BOOST_AUTO_TEST_CASE(five_steps_of_sgd_equal_one_rank) {
   const int ep = test_world().size();
   ExpertAxis axis(ep);
-  const auto options = layer_options(64, 128);
+  auto options = layer_options(64, 128);
   const MoePass pass{.training = true, .loss_scale = 1.0};
   MoeLayer layer(options, 0, 0, axis.parallel, pass, at::TensorOptions(at::kFloat));
   const PlainLayer plain(options);
   fill_layer(layer, plain);
-  const auto loss_of = [&](const at::Tensor& out, int rank) {
+  auto loss_of = [&](const at::Tensor& out, int rank) {
     return (out - noise(out.sizes(), 200.0 + rank)).square().mean() * 8;
   };
-  const auto descend = [](const at::Tensor& parameter, double scale) {
+  auto descend = [](const at::Tensor& parameter, double scale) {
     parameter.detach().sub_(parameter.grad(), 0.02 * scale);
     parameter.mutable_grad().reset();
   };
@@ -394,12 +395,12 @@ BOOST_AUTO_TEST_CASE(five_steps_of_sgd_equal_one_rank) {
       expected = expected + loss_of(plain(layer_input(rank, 8, options.hidden_size)), rank) / ep;
     }
     expected.backward();
-    for (const auto& parameter : {plain.gate, plain.experts.gate_up, plain.experts.down}) descend(parameter, 1.0);
+    for (auto& parameter : {plain.gate, plain.experts.gate_up, plain.experts.down}) descend(parameter, 1.0);
 
     auto loss = loss_of(layer(layer_input(test_world().rank(), 8, options.hidden_size)), test_world().rank());
     loss.backward();
     loss = loss.detach();
-    const auto& gate = layer.router().parameters()[0].parameter.tensor();
+    auto& gate = layer.router().parameters()[0].parameter.tensor();
     axis.axis->all_reduce(loss, ReduceOp::Average).wait();
     axis.axis->all_reduce(gate.grad(), ReduceOp::Average).wait();
     descend(gate, 1.0);

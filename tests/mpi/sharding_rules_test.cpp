@@ -16,8 +16,8 @@ using namespace meshard;
 
 namespace {
 
-const auto kReal = at::TensorOptions(at::kFloat);
-const auto kOnMeta = at::TensorOptions(at::kFloat).device(at::kMeta);
+auto kReal = at::TensorOptions(at::kFloat);
+auto kOnMeta = at::TensorOptions(at::kFloat).device(at::kMeta);
 
 Mesh flat_mesh() {
   return Mesh(test_world(), {test_world().size(), 1, test_world().size()});

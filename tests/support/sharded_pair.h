@@ -40,7 +40,9 @@ inline DBuffer gather_buffer(DBuffer buffer) {
 
 inline std::map<std::string, at::Tensor> by_name(const GroupPlan& plan, const DBuffer& full) {
   std::map<std::string, at::Tensor> tensors;
-  for (int i = 0; i < full.layout().count(); ++i) tensors[plan.parameters[i].fqn()] = full.get_local(i).view(full.layout().shape(i)).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
+  for (int i = 0; i < full.layout().count(); ++i)
+    tensors[plan.parameters[i].fqn()] =
+        full.get_local(i).view(full.layout().shape(i)).to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
   return tensors;
 }
 

@@ -155,7 +155,7 @@ BOOST_AUTO_TEST_CASE(json_is_refused_by_place_and_cause) {
 // one. And a byte order mark, which Python's json refuses.
 BOOST_AUTO_TEST_CASE(json_is_read_to_its_end) {
   const std::string nul(1, '\0');
-  for (const auto& rest : {"", " ", "\n[2]", "garbage"}) {
+  for (auto& rest : {"", " ", "\n[2]", "garbage"}) {
     BOOST_TEST(refusal("[1,\n 2]" + nul + rest) ==
                "x.json: line 2, column 4: a NUL byte at offset 7; expected text in UTF-8 without any");
   }

@@ -193,8 +193,8 @@ BOOST_AUTO_TEST_CASE(counts_of_steps_are_counts) {
   }
 }
 
-// Catches: a signed step that is far from what the optimizer has done and not said to be; parameters that took different
-// numbers of steps together. PyTorch's optimizers count each parameter's own.
+// Catches: a signed step that is far from what the optimizer has done and not said to be; parameters that took
+// different numbers of steps together. PyTorch's optimizers count each parameter's own.
 BOOST_AUTO_TEST_CASE(counts_of_steps_agree_with_the_signed_step) {
   BOOST_TEST(problem_of(saved(), {{"step", 3}}) == "");
   BOOST_TEST(problem_of(saved(), Json::object()) == "");

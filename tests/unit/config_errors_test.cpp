@@ -32,7 +32,7 @@ struct Case {
 };
 
 void check_all(const std::vector<Case>& cases, int ranks = 4) {
-  for (const auto& c : cases) {
+  for (auto& c : cases) {
     BOOST_TEST(refusal(c.text, {}, ranks) == "config error: 1 problem in configs/run.yaml\n  run.yaml:" + c.line);
   }
 }
@@ -307,12 +307,12 @@ BOOST_AUTO_TEST_CASE(malformed_documents) {
 
 // Catches: nesting that ends in a crash, or in words that do not name it.
 BOOST_AUTO_TEST_CASE(deep_nesting_is_named) {
-  for (const auto& [open, close] : {std::pair{"[", "]"}, {"{a: ", "}"}}) {
+  for (auto& [open, close] : {std::pair{"[", "]"}, {"{a: ", "}"}}) {
     for (int depth : {40, 400, 700, 20'000}) {
       std::string text = "schema: ";
       for (int i = 0; i < depth; ++i) text += open;
       for (int i = 0; i < depth; ++i) text += close;
-      const auto message = refusal(text + "\n");
+      auto message = refusal(text + "\n");
       BOOST_TEST(message.find("\n  run.yaml:1:") != std::string::npos, message);
       BOOST_TEST(message.find("levels deep") != std::string::npos, message);
     }
@@ -367,17 +367,17 @@ BOOST_AUTO_TEST_CASE(control_characters) {
 // Catches: an unknown key, or a value, that is looked at for half a minute or printed whole; a list of problems that
 // nobody can read. 50,000 keys took 23 s, for which a second is enough.
 BOOST_AUTO_TEST_CASE(many_or_endless_problems) {
-  const auto begin = std::clock();  // what the machine does besides does not count
+  auto begin = std::clock();  // what the machine does besides does not count
   std::string text = kMinimal;
   for (int i = 0; i < 50'000; ++i) text += "unknown_key_" + std::to_string(i) + ": 1\n";
-  const auto message = refusal(text);
+  auto message = refusal(text);
   BOOST_TEST(message.starts_with("config error: 50000 problems in configs/run.yaml\n  run.yaml:17:1  unknown_key_0: "));
   BOOST_TEST(message.ends_with("\n  and 49950 more"));
   BOOST_TEST(std::ranges::count(message, '\n') == 51);
   const std::string endless(1'000'000, 'a');
-  for (const auto& long_text : {refusal(kMinimal + endless + ": 1\n"), refusal(with("train", "steps: " + endless)),
-                                refusal(with("parallel", "strategy: " + endless)), refusal(kMinimal, {endless + "=1"}),
-                                refusal(kMinimal, {"train.steps=" + endless})}) {
+  for (auto& long_text : {refusal(kMinimal + endless + ": 1\n"), refusal(with("train", "steps: " + endless)),
+                          refusal(with("parallel", "strategy: " + endless)), refusal(kMinimal, {endless + "=1"}),
+                          refusal(kMinimal, {"train.steps=" + endless})}) {
     BOOST_TEST(long_text.size() < 1000u);
     BOOST_TEST(long_text.find("1 problem") != std::string::npos);
   }

@@ -22,7 +22,7 @@ using nlohmann::json;
 namespace {
 
 // What save_pretrained() of transformers 4.57.6 can write for any model (to_json_string(use_diff=False)).
-const auto kOf4 = json::parse(R"({"return_dict": true, "output_hidden_states": false, "torchscript": false,
+auto kOf4 = json::parse(R"({"return_dict": true, "output_hidden_states": false, "torchscript": false,
   "dtype": "float32", "pruned_heads": {}, "tie_word_embeddings": false, "chunk_size_feed_forward": 0,
   "is_encoder_decoder": false, "is_decoder": false, "cross_attention_hidden_size": null, "add_cross_attention": false,
   "tie_encoder_decoder": false, "finetuning_task": null, "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
@@ -40,7 +40,7 @@ const auto kOf4 = json::parse(R"({"return_dict": true, "output_hidden_states": f
   "rope_theta": 10000.0, "rope_scaling": null})");
 
 // The same of 5.18.0.
-const auto kOf5 = json::parse(R"({"transformers_version": "5.18.0", "output_hidden_states": false, "return_dict": true,
+auto kOf5 = json::parse(R"({"transformers_version": "5.18.0", "output_hidden_states": false, "return_dict": true,
   "dtype": "bfloat16", "chunk_size_feed_forward": 0, "is_encoder_decoder": false,
   "id2label": {"0": "LABEL_0", "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "problem_type": null,
   "use_cache": true, "tie_word_embeddings": false, "pad_token_id": null, "bos_token_id": null, "eos_token_id": 2,
@@ -102,8 +102,8 @@ struct HfFile {
   }
 
   void same(const json& plain, const json& full) {
-    const auto model = read(plain);
-    const auto message = refusal(full);
+    auto model = read(plain);
+    auto message = refusal(full);
     BOOST_TEST_REQUIRE(message == "accepted", message);
     BOOST_TEST((read(full) == model), full);
   }
@@ -113,7 +113,7 @@ struct HfFile {
 
 // Catches: a field that transformers writes by itself and that is refused, or taken for something else.
 BOOST_FIXTURE_TEST_CASE(takes_all_that_transformers_writes, HfFile) {
-  for (const auto& common : {kOf4, kOf5}) {
+  for (auto& common : {kOf4, kOf5}) {
     same(llama(), merged(merged(common, llama()), {{"mlp_bias", false}, {"pretraining_tp", 1}}));
     same(qwen3(),
          merged(merged(common, qwen3()), merged(kWindows, {{"max_window_layers", 28}, {"layer_types", kFull}})));
@@ -155,7 +155,7 @@ BOOST_FIXTURE_TEST_CASE(takes_published_models, HfFile) {
     "is_llama_config": true, "rope_interleaved": false, "rope_scaling": null, "torch_dtype": "bfloat16",
     "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}}})")));  // SmolLM 2
   same(llama(), merged(llama(), {{"max_sequence_length", 2048}, {"_flash_attn_2_enabled", true}}));  // Llama 1
-  const auto qwen = json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+  auto qwen = json::parse(R"({"attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
     "eos_token_id": 151645, "hidden_act": "silu", "initializer_range": 0.02, "max_window_layers": 36,
     "rope_scaling": null, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
     "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false})");
@@ -180,7 +180,7 @@ BOOST_FIXTURE_TEST_CASE(takes_published_models, HfFile) {
 // Catches: a field that a class of transformers has a default for and that is refused, or gets a default of ours or of
 // another class. The numbers are those of the classes in 4.57.6 and 5.24.0, written here as their files have them.
 BOOST_FIXTURE_TEST_CASE(absent_fields_are_the_defaults_of_the_class, HfFile) {
-  const auto common = json::parse(R"({"rope_theta": 10000.0, "attention_bias": false, "tie_word_embeddings": false,
+  auto common = json::parse(R"({"rope_theta": 10000.0, "attention_bias": false, "tie_word_embeddings": false,
     "initializer_range": 0.02, "hidden_act": "silu", "attention_dropout": 0.0})");
   const std::vector<json> classes = {
       json::parse(R"({"model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
@@ -200,16 +200,16 @@ BOOST_FIXTURE_TEST_CASE(absent_fields_are_the_defaults_of_the_class, HfFile) {
     "moe_intermediate_size": 1408, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_routed_experts": 128,
     "routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": true,
     "use_qk_norm": false})")};
-  for (const auto& own : classes) {
-    const auto full = merged(common, own);
-    const auto model = read(full);
-    for (const auto& [name, value] : full.items()) {
+  for (auto& own : classes) {
+    auto full = merged(common, own);
+    auto model = read(full);
+    for (auto& [name, value] : full.items()) {
       if (name == "model_type") continue;
       // 4096 / 96 = 42: half of it is odd, and no model of the class.
       if (name == "head_dim" && own["model_type"] == "glm4_moe") continue;
       auto without = full;
       without.erase(name);
-      const auto message = refusal(without);
+      auto message = refusal(without);
       BOOST_TEST(message == "accepted", own["model_type"] << " without " << name << ": " << message);
       if (message == "accepted") BOOST_TEST((read(without) == model), own["model_type"] << " without " << name);
     }
@@ -222,14 +222,14 @@ BOOST_FIXTURE_TEST_CASE(absent_fields_are_the_defaults_of_the_class, HfFile) {
 
 // Catches: a field that nobody here knows and that is passed over, however it is called: what it does is lost.
 BOOST_FIXTURE_TEST_CASE(refuses_unknown_fields_by_name, HfFile) {
-  for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
+  for (auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
     for (auto* name :
          {"attn_logit_softcapping", "is_casual", "logits_scaling", "use_bidirectional_attention", "", "RMS_NORM_EPS"}) {
-      for (const auto& value : {json(1.0), json(false), json(nullptr)}) {
-        const auto message = refusal(merged(plain, {{name, value}}));
+      for (auto& value : {json(1.0), json(false), json(nullptr)}) {
+        auto message = refusal(merged(plain, {{name, value}}));
         BOOST_TEST(message.starts_with("config error: 1 problem in run.yaml"), message);
-        const auto said = std::string("`") + name + ": " + value.dump() + "` is not known of a " +
-                          plain["model_type"].get<std::string>();
+        auto said = std::string("`") + name + ": " + value.dump() + "` is not known of a " +
+                    plain["model_type"].get<std::string>();
         BOOST_TEST(message.find(said) != std::string::npos, message);
       }
     }
@@ -245,7 +245,7 @@ BOOST_FIXTURE_TEST_CASE(refuses_nulls_that_no_class_takes, HfFile) {
   auto refused = [&](const json& plain, const char* name) {
     BOOST_TEST(refusal(merged(plain, {{name, nullptr}})) != "accepted", plain["model_type"] << " " << name);
   };
-  for (const auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
+  for (auto& plain : {llama(), qwen3(), qwen3_moe(), glm4_moe()}) {
     for (auto* name :
          {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
           "max_position_embeddings", "rms_norm_eps", "rope_theta", "hidden_act", "initializer_range", "attention_bias",
@@ -293,7 +293,7 @@ BOOST_FIXTURE_TEST_CASE(says_what_differs_from_a_file, HfFile) {
                                                                    {"moe.topk_group", "2"},
                                                                    {"moe.norm_topk_prob", "false"},
                                                                    {"moe.routed_scaling_factor", "2.0"}};
-  const auto file = merged(glm4_moe(), {{"n_group", 2}});
+  auto file = merged(glm4_moe(), {{"n_group", 2}});
   read(file);
   auto run = [](const std::vector<std::string>& overrides) {
     return parse_config(R"(schema: 1
@@ -310,33 +310,33 @@ train: {steps: 1, global_batch_size: 1, seq_len: 8}
   };
   BOOST_TEST(changes({}).empty());
   std::set<std::string> tried = {"model.from_hf", "model.moe", "model.moe.expert_bias.enabled"};
-  for (const auto& [name, value] : others) {
-    const auto key = "model." + name;
+  for (auto& [name, value] : others) {
+    auto key = "model." + name;
     std::vector<std::string> overrides = {key + "=" + value};
     if (name == "moe.scoring_func") overrides.push_back("model.moe.n_group=1");  // softmax has no groups
-    const auto found = changes(overrides);
+    auto found = changes(overrides);
     BOOST_TEST(found.size() == overrides.size(), key);
-    const auto change = std::ranges::find(found, key, &ConfigChange::key);
+    auto change = std::ranges::find(found, key, &ConfigChange::key);
     BOOST_TEST_REQUIRE((change != found.end()), key);
     BOOST_TEST(change->other_model, key);
     BOOST_TEST(change->to == value, key);
     BOOST_TEST(change->from != value, key);
     tried.insert(key);
   }
-  for (const auto& change : config_changes(Config{}, run({}))) {
+  for (auto& change : config_changes(Config{}, run({}))) {
     if (change.other_model) BOOST_TEST(tried.contains(change.key), change.key << " is not tried here");
   }
 
   BOOST_TEST(changes({"model.moe.expert_bias.enabled=false", "model.moe.expert_bias.update_rate=0.5",
                       "model.moe.aux_loss={type: switch, coeff: 0.5}", "model.moe.z_loss_coeff=0.5"})
                  .empty());
-  const auto longer = changes({"model.max_position_embeddings=64"});  // the length of a table
+  auto longer = changes({"model.max_position_embeddings=64"});  // the length of a table
   BOOST_TEST_REQUIRE(longer.size() == 1u);
   BOOST_TEST(!longer[0].other_model);
   BOOST_TEST(longer[0].from == "32");
   read(llama());
-  const auto dense = changes({});
-  const auto experts = std::ranges::find(dense, "model.moe.n_routed_experts", &ConfigChange::key);
+  auto dense = changes({});
+  auto experts = std::ranges::find(dense, "model.moe.n_routed_experts", &ConfigChange::key);
   BOOST_TEST_REQUIRE((experts != dense.end()));
   BOOST_TEST(experts->from == "absent");
 
@@ -353,10 +353,10 @@ train: {steps: 1, global_batch_size: 1, seq_len: 8}
 // Catches: a field that stands in the table twice, or becomes a key that there is none of: it would be lost.
 BOOST_AUTO_TEST_CASE(the_table_is_sound) {
   std::set<std::string> keys;
-  for (const auto& doc : config_keys()) keys.insert(doc.key);
-  for (const auto& family : hugging_face_families()) {
+  for (auto& doc : config_keys()) keys.insert(doc.key);
+  for (auto& family : hugging_face_families()) {
     std::set<std::string_view> names, taken;
-    for (const auto& field : family.fields) {
+    for (auto& field : family.fields) {
       BOOST_TEST(names.insert(field.name).second, family.info().model_type << " " << field.name);
       BOOST_TEST((field.use == HuggingFaceField::Use::Fixed) == !field.accepted.empty(), field.name);
       if (field.key.empty()) continue;

@@ -64,7 +64,7 @@ struct HfFile {
   void refused(const char* type, const json& fields, const std::string& what) {
     auto config = model_of(type);
     config.update(fields);
-    const auto message = refusal(config);
+    auto message = refusal(config);
     BOOST_TEST(message.starts_with("config error: 1 problem in run.yaml"), message);
     BOOST_TEST(message.find("run.yaml:2:18  model.from_hf: ") != std::string::npos, message);
     BOOST_TEST(message.find(what) != std::string::npos, message << "\nlacks " << what);
@@ -194,7 +194,7 @@ BOOST_FIXTURE_TEST_CASE(the_version_says_which_rotary_parameters_hold, HfFile) {
     BOOST_TEST(read(config).model.partial_rotary_factor == 1.0);
     BOOST_TEST(read(config).model.rope_theta == 7.0);
   }
-  for (const auto& version : {json("4.57.6"), json(), json(5), json("new")}) {
+  for (auto& version : {json("4.57.6"), json(), json(5), json("new")}) {
     config["transformers_version"] = version;
     BOOST_TEST(refusal(config).find("a transformers_version of 5") != std::string::npos, version);
   }
@@ -203,8 +203,8 @@ BOOST_FIXTURE_TEST_CASE(the_version_says_which_rotary_parameters_hold, HfFile) {
 // Catches: a window that is turned on in another way, or by default, or for some layers; a list that fits no layers.
 BOOST_FIXTURE_TEST_CASE(refuses_windows, HfFile) {
   refused("llama", {{"sliding_window", 128}}, "`use_sliding_window` (absent) with `sliding_window: 128`");
-  for (const auto& on : {json(true), json(1), json("true")}) {
-    const auto use = "`use_sliding_window: " + on.dump() + "` with ";
+  for (auto& on : {json(true), json(1), json("true")}) {
+    auto use = "`use_sliding_window: " + on.dump() + "` with ";
     refused("qwen3", {{"sliding_window", 128}, {"use_sliding_window", on}}, use + "`sliding_window: 128`");
     refused("qwen3_moe", {{"use_sliding_window", on}}, use + "`sliding_window` (absent)");
     refused("glm4_moe", {{"sliding_window", 128}, {"use_sliding_window", on}}, use + "`sliding_window: 128`");
@@ -309,7 +309,7 @@ BOOST_FIXTURE_TEST_CASE(defaults_are_those_of_the_class, HfFile) {
   BOOST_TEST(read(qwen).model.num_key_value_heads == 64);
   for (auto* type : {"qwen3_moe", "glm4_moe"}) {
     auto config = without(type);
-    const auto model = read(config, {"model.num_key_value_heads=2"}).model;
+    auto model = read(config, {"model.num_key_value_heads=2"}).model;
     BOOST_TEST(model.num_key_value_heads == 2);
     BOOST_TEST(model.head_dim == 16);
     BOOST_TEST(model.max_position_embeddings == (std::string(type) == "glm4_moe" ? 131072 : 32768));
@@ -324,7 +324,7 @@ BOOST_FIXTURE_TEST_CASE(defaults_are_those_of_the_class, HfFile) {
 // own mistakes beside a broken file, which are passed over.
 BOOST_FIXTURE_TEST_CASE(a_broken_file_is_one_problem, HfFile) {
   auto only = [&](const std::string& text, const std::string& what) {
-    const auto message = text_refusal(text, {"model.rms_norm_eps=0.5"});
+    auto message = text_refusal(text, {"model.rms_norm_eps=0.5"});
     BOOST_TEST(message.starts_with("config error: 1 problem in run.yaml"), message);
     BOOST_TEST(message.find("model.from_hf: ") != std::string::npos, message);
     BOOST_TEST(message.find(what) != std::string::npos, message);
@@ -340,7 +340,7 @@ BOOST_FIXTURE_TEST_CASE(a_broken_file_is_one_problem, HfFile) {
        "the key `vocab_size` stands twice in one object; expected it once");
   only("{\"model_type\": \"llama\", \"rope_scaling\": {\"type\": \"default\", \"type\": \"yarn\"}}",
        "the key `type` stands twice");
-  const auto two = text_refusal("{", {"model.rms_norm_eps=wide", "parallel.expert=2"});
+  auto two = text_refusal("{", {"model.rms_norm_eps=wide", "parallel.expert=2"});
   BOOST_TEST(two.starts_with("config error: 2 problems in run.yaml"), two);
   BOOST_TEST(two.find("model.rms_norm_eps: ") != std::string::npos, two);
   // The same key in two objects is none twice.
@@ -365,9 +365,9 @@ BOOST_FIXTURE_TEST_CASE(checks_the_values, HfFile) {
 // Catches: a config.json nested so deeply that whoever reads, copies or prints it ends with the process.
 BOOST_FIXTURE_TEST_CASE(nested_files_are_refused, HfFile) {
   const int depth = 100'000;
-  const auto lists = std::string(depth, '[') + std::string(depth, ']');
-  for (const auto* field : {"hidden_act", "rope_scaling", "architectures", "layer_types", "nobody_knows_this"}) {
-    const auto message = text_refusal("{\"model_type\": \"llama\", \"" + std::string(field) + "\": " + lists + "}");
+  auto lists = std::string(depth, '[') + std::string(depth, ']');
+  for (auto* field : {"hidden_act", "rope_scaling", "architectures", "layer_types", "nobody_knows_this"}) {
+    auto message = text_refusal("{\"model_type\": \"llama\", \"" + std::string(field) + "\": " + lists + "}");
     BOOST_TEST(message.find(path.string() + ": line 1, column ") != std::string::npos, message.substr(0, 300));
     BOOST_TEST(message.find("nested more than 64 deep; expected a Hugging Face config.json") != std::string::npos);
   }

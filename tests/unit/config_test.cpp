@@ -70,7 +70,7 @@ BOOST_AUTO_TEST_CASE(defaults_are_filled_in) {
 
 // Catches: a key that the resolved config loses, changes or writes so that it cannot be read again.
 BOOST_AUTO_TEST_CASE(resolved_config_is_the_same_config) {
-  for (const auto& text : {kMinimal, kMoe}) {
+  for (auto& text : {kMinimal, kMoe}) {
     auto config = parse(text, {"optimizer.lr=1e-3", "optimizer.eps=1.2345678901234567e-11",
                                "run.name=\"a \\\"b\\\" \\\\ 7\"", "data.files=[\"*.txt\", \"010\", \"null\", ünï/x.gz]",
                                "run.seed=18446744073709551615", "train.max_minutes=0.1", "regression.guards=off"});
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(resolved_config_is_the_same_config) {
 BOOST_AUTO_TEST_CASE(every_key_is_read_and_written) {
   auto yaml = resolved_yaml(parse(kMoe));
   std::set<std::string> seen;
-  for (const auto& doc : config_keys()) {
+  for (auto& doc : config_keys()) {
     BOOST_TEST_CONTEXT(doc.key) {
       BOOST_TEST(seen.insert(doc.key).second);
       BOOST_TEST(!doc.text.empty());
@@ -105,7 +105,7 @@ BOOST_AUTO_TEST_CASE(every_key_is_read_and_written) {
 
 // Catches: a key that swallows a value of a wrong type, or a refusal that does not say which key.
 BOOST_AUTO_TEST_CASE(every_key_refuses_a_wrong_type) {
-  for (const auto& doc : config_keys()) {
+  for (auto& doc : config_keys()) {
     for (const std::string wrong : {"{a: 1}", "[[1], {b: 2}]", "yes", "0x1F", "~"}) {
       const bool nullable = doc.type.find("null") != std::string::npos;
       if ((wrong == "~" && nullable) || (wrong[0] == '{' && doc.key == "model.moe")) continue;
@@ -149,7 +149,7 @@ BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
   BOOST_TEST(name("'it''s #3'") == "it's #3");
   BOOST_TEST(name(" \"null\" ") == "null");
   BOOST_TEST(parse(kMinimal, {"run.dir=/data/exp #3"}).run.dir == "/data/exp #3");
-  const auto moe = parse(kMoe, {"regression.record_routing=a #3"});
+  auto moe = parse(kMoe, {"regression.record_routing=a #3"});
   BOOST_TEST(moe.regression.record_routing.value() == "a #3");
   for (const std::string null : {"null", "~", "", " "}) {
     BOOST_TEST(!parse(kMoe, {"regression.record_routing=a", "regression.record_routing=" + null})
@@ -165,7 +165,7 @@ BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
                                 "parallel.strategy=fsdp #", "run={name: a #3}", "train.max_minutes=#3"}) {
     BOOST_TEST(refusal({cut}).find("would cut the value off") != std::string::npos, cut);
   }
-  const auto kept = parse(kMinimal, {"data.files=[\"a #3\", 'it''s #4', a#5, it's]", "train.steps= 5 "});
+  auto kept = parse(kMinimal, {"data.files=[\"a #3\", 'it''s #4', a#5, it's]", "train.steps= 5 "});
   BOOST_TEST((kept.data.files == std::vector<std::string>{"a #3", "it's #4", "a#5", "it's"}));
   BOOST_TEST(kept.train.steps == 5);
   // In a file a text is YAML: what is a number or a yes there must be quoted.
@@ -177,7 +177,7 @@ BOOST_AUTO_TEST_CASE(a_text_is_what_follows_the_equals_sign) {
 // Catches: an enum with a value that no word stands for, or a word that is read as another value.
 BOOST_AUTO_TEST_CASE(every_word_is_read_as_it_is_written) {
   auto check = [](auto value) {
-    const auto words = all_words(value);
+    auto words = all_words(value);
     BOOST_TEST(words.size() >= 2u);
     for (auto word : words) {
       YamlNode node;

@@ -120,7 +120,7 @@ BOOST_FIXTURE_TEST_CASE(prefix_bin_and_idx_name_the_same_data, IndexedFolder) {
 
 // Catches: an index that is damaged, of another kind or for other data, and is trained on all the same.
 BOOST_FIXTURE_TEST_CASE(damaged_indices_are_refused, IndexedFolder) {
-  const auto good = three_documents();
+  auto good = three_documents();
   auto index = good.index();
   auto damaged = [&](std::size_t at, char value) {
     auto copy = index;
@@ -151,7 +151,7 @@ BOOST_FIXTURE_TEST_CASE(damaged_indices_are_refused, IndexedFolder) {
 
 // Catches: reading past the end of a truncated file.
 BOOST_FIXTURE_TEST_CASE(every_truncation_is_refused, IndexedFolder) {
-  const auto good = three_documents();
+  auto good = three_documents();
   auto index = good.index();
   for (std::size_t size = 0; size < index.size(); ++size) {
     BOOST_TEST(says(refusal(options_of(index.substr(0, size), good.tokens)), {"data.idx, byte"}));

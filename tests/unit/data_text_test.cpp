@@ -142,9 +142,9 @@ BOOST_FIXTURE_TEST_CASE(unusable_files_are_named, Folder) {
   BOOST_TEST(says(refusal(text_of({(path / "*.md").string()}, 4)), {"no file matches", "*.md"}));
   BOOST_TEST(says(refusal(text_of({path.string()}, 4)), {path.string(), "is a folder"}));
   // Opening a pipe waits for a writer: a run would hang at its start.
-  const auto pipe = path / "pipe.txt";
+  auto pipe = path / "pipe.txt";
   BOOST_REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  for (const auto& name : {pipe, path / "*.txt", std::filesystem::path("/dev/zero")}) {
+  for (auto& name : {pipe, path / "*.txt", std::filesystem::path("/dev/zero")}) {
     BOOST_TEST(says(refusal(text_of({name.string()}, 4)), {"not a regular file but a pipe"}), name);
   }
   BOOST_TEST(says(refusal(text_of({(path / "dangling").string()}, 4)), {"dangling", "No such file"}));
@@ -159,7 +159,7 @@ BOOST_FIXTURE_TEST_CASE(messages_begin_with_the_place_of_the_pattern, Folder) {
   auto begins = [&](std::vector<std::string> files, const std::string& begin) {
     auto options = text_of(std::move(files), 4);
     options.before_messages = {"run.yaml:1:1  ", "run.yaml:2:2  "};
-    const auto message = refusal(options);
+    auto message = refusal(options);
     BOOST_TEST(message.starts_with(begin + "data.files: "), message);
   };
   auto good = write("good.txt", "long enough");
@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(synthetic_follows_its_chain) {
     for (std::size_t t = 2; t < tokens.size(); ++t) ++successors[tokens[t - 2] * 32 + tokens[t - 1]][tokens[t]];
   }
   double expected = 0, total = 0;
-  for (const auto& counts : successors) {
+  for (auto& counts : successors) {
     expected += *std::ranges::max_element(counts);
     for (int count : counts) total += count;
   }

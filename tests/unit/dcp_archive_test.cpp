@@ -44,7 +44,7 @@ const std::vector<at::ScalarType> kTypes = {at::kFloat, at::kBFloat16, at::kHalf
 // Catches: values, sizes or dtype lost on the way, for any dtype, 0-d and empty tensors included.
 BOOST_AUTO_TEST_CASE(tensors_round_trip) {
   for (auto dtype : kTypes) {
-    for (const auto& shape : std::vector<Shape>{{}, {0}, {3, 0, 2}, {5}, {2, 3}, {3, 1, 4}}) {
+    for (auto& shape : std::vector<Shape>{{}, {0}, {3, 0, 2}, {5}, {2, 3}, {3, 1, 4}}) {
       auto tensor = at::randint(0, dtype == at::kBool ? 2 : 100, shape, at::kFloat).to(dtype);
       BOOST_TEST(same_bytes(read_whole(MemoryFile(item_of(tensor))), tensor));
     }
@@ -112,7 +112,7 @@ BOOST_AUTO_TEST_CASE(what_pytorch_wrote_is_read) {
 
 // Catches: a plain value that changes its kind or digits.
 BOOST_AUTO_TEST_CASE(values_round_trip) {
-  for (const auto& value :
+  for (auto& value :
        {Value::none(), Value::boolean(false), Value::integer_of(1LL << 40), Value::integer_of(-1), Value::real(1e-8),
         Value::string("a"), Value::tuple({}), Value::list({Value::string("x"), Value::tuple({Value::real(0.9)})}),
         Value::dict({{Value::string("k"), Value::integer_of(3)}})}) {

@@ -25,12 +25,12 @@ std::string refusal(const ModelOptions& model) {
 
 /// The model that `model: {from_hf: ...}` makes of a config.json.
 ModelOptions read_back(const nlohmann::ordered_json& written) {
-  const auto path = std::filesystem::temp_directory_path() / ("meshard-hf-out-" + std::to_string(getpid()) + ".json");
+  auto path = std::filesystem::temp_directory_path() / ("meshard-hf-out-" + std::to_string(getpid()) + ".json");
   std::ofstream(path) << written;
-  const auto config = parse_config("schema: 1\nmodel: {from_hf: \"" + path.string() +
-                                       "\"}\ndata: {type: synthetic}\n"
-                                       "train: {steps: 1, global_batch_size: 4, seq_len: 8}\n",
-                                   "run.yaml", {}, 1);
+  auto config = parse_config("schema: 1\nmodel: {from_hf: \"" + path.string() +
+                                 "\"}\ndata: {type: synthetic}\n"
+                                 "train: {steps: 1, global_batch_size: 4, seq_len: 8}\n",
+                             "run.yaml", {}, 1);
   std::filesystem::remove(path);
   return model_options(config);
 }
@@ -57,7 +57,7 @@ BOOST_AUTO_TEST_CASE(glm_has_every_field) {
 BOOST_AUTO_TEST_CASE(the_class_follows_from_the_model) {
   BOOST_TEST(config_of(tiny_llama())["architectures"] == json::array({"LlamaForCausalLM"}));
   BOOST_TEST(config_of(tiny_qwen())["architectures"] == json::array({"Qwen3ForCausalLM"}));
-  const auto qwen = config_of(tiny_qwen_moe());
+  auto qwen = config_of(tiny_qwen_moe());
   BOOST_TEST(qwen["architectures"] == json::array({"Qwen3MoeForCausalLM"}));
   BOOST_TEST(qwen["num_experts"] == 4);
   BOOST_TEST(qwen["mlp_only_layers"] == json::array({0}));
@@ -84,8 +84,8 @@ BOOST_AUTO_TEST_CASE(from_hf_reads_the_same_model) {
   for (auto& model :
        {tiny_llama(), tied(with_attention_bias(tiny_llama())), tiny_qwen(), with_attention_bias(tiny_qwen()),
         tiny_glm(), odd, tiny_qwen_moe(), with_attention_bias(dense_first)}) {
-    const auto written = hf_config(model, at::kFloat);
-    const auto again = read_back(written.json);
+    auto written = hf_config(model, at::kFloat);
+    auto again = read_back(written.json);
     BOOST_TEST(hf_config(again, at::kFloat).json == written.json);
     BOOST_TEST(again.decoder.attention_output_bias == model.decoder.attention_output_bias);
     BOOST_TEST(written.warnings.empty());
@@ -112,7 +112,7 @@ BOOST_AUTO_TEST_CASE(what_no_class_computes_is_refused) {
   moe.moe->routed_scaling_factor = 2.0;
   moe.moe->n_group = 2;
   moe.decoder.partial_rotary_factor = 0.5;
-  const auto message = refusal(moe);
+  auto message = refusal(moe);
   for (auto* part : {"Qwen3MoeForCausalLM", "use_qk_norm false", "n_shared_experts 1", "routed_scaling_factor 2",
                      "n_group 2", "partial_rotary_factor 0.5"}) {
     BOOST_TEST(says(message, part), part << " in " << message);
@@ -123,7 +123,7 @@ BOOST_AUTO_TEST_CASE(what_no_class_computes_is_refused) {
 BOOST_AUTO_TEST_CASE(a_capacity_factor_is_a_warning) {
   auto model = tiny_glm();
   model.moe->capacity_factor = 1.25;
-  const auto config = hf_config(model, at::kFloat);
+  auto config = hf_config(model, at::kFloat);
   BOOST_TEST(config.warnings.size() == 1u);
   BOOST_TEST(says(config.warnings.at(0), "capacity_factor 1.25"));
 }

@@ -69,7 +69,7 @@ BOOST_AUTO_TEST_CASE(names_are_those_of_hugging_face) {
                                    "o_proj.weight [8,16]"};
   std::vector<std::string> expected{"model.embed_tokens.weight [20,8]"};
   auto add = [&](int layer, std::initializer_list<std::string> names) {
-    const auto prefix = "model.layers." + std::to_string(layer) + ".";
+    auto prefix = "model.layers." + std::to_string(layer) + ".";
     for (auto& name : attention) expected.push_back(prefix + "self_attn." + name);
     for (auto& name : names) expected.push_back(prefix + "mlp." + name);
     expected.push_back(prefix + "input_layernorm.weight [8]");
@@ -128,7 +128,7 @@ BOOST_AUTO_TEST_CASE(exports_have_what_their_class_has) {
   BOOST_TEST((exported(model).at(bias).shape == Shape{4}));
 
   model.moe->n_shared_experts = 0;
-  const auto tensors = exported(model);
+  auto tensors = exported(model);
   BOOST_TEST((tensors.at(mlp + "shared_experts.gate_proj.weight").shape == Shape{0, 8}));
   BOOST_TEST((tensors.at(mlp + "shared_experts.up_proj.weight").shape == Shape{0, 8}));
   BOOST_TEST((tensors.at(mlp + "shared_experts.down_proj.weight").shape == Shape{8, 0}));

@@ -58,8 +58,7 @@ BOOST_AUTO_TEST_CASE(a_file_is_length_header_and_data) {
                        R"("b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]}})";
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const float one = 1.0f;
-  const auto data =
-      std::string(4, '\0') + std::string(reinterpret_cast<const char*>(&one), 4) + std::string("\0\1\2", 3);
+  auto data = std::string(4, '\0') + std::string(reinterpret_cast<const char*>(&one), 4) + std::string("\0\1\2", 3);
   BOOST_TEST(files.text("m/model.safetensors") == file_of(header, 0) + data);
 }
 
@@ -91,7 +90,7 @@ BOOST_AUTO_TEST_CASE(every_dtype_comes_back_as_it_was) {
 // Catches: a box read from another place, into another place, or with a wrong stride.
 BOOST_AUTO_TEST_CASE(a_box_goes_into_any_view) {
   MemoryFiles files;
-  const auto values = at::randn({6, 5, 4});
+  auto values = at::randn({6, 5, 4});
   write(files, "m", {{"before", counting({3})}, {"x", values}});
   const Safetensors read(files, "m");
 
@@ -109,7 +108,7 @@ BOOST_AUTO_TEST_CASE(a_box_goes_into_any_view) {
 // Catches: bf16 files that do not load into fp32 weights, and integers that do so in silence.
 BOOST_AUTO_TEST_CASE(values_convert_to_fp32) {
   MemoryFiles files;
-  const auto values = at::randn({9, 3});
+  auto values = at::randn({9, 3});
   write(files, "m",
         {{"bf16", values.to(at::kBFloat16)}, {"fp64", values.to(at::kDouble)}, {"int", counting({9, 3}, at::kLong)}});
   const Safetensors read(files, "m");
@@ -144,9 +143,9 @@ BOOST_AUTO_TEST_CASE(large_models_are_cut_into_shards) {
   write(files, "out/m/", tensors, 20);
 
   using nlohmann::json;
-  const auto index = json::parse(files.text("out/m/model.safetensors.index.json"));
+  auto index = json::parse(files.text("out/m/model.safetensors.index.json"));
   BOOST_TEST(index["metadata"]["total_size"] == 8 + 6 + 4 + 36 + 20);
-  const auto name = [](int i) { return "model-0000" + std::to_string(i) + "-of-00003.safetensors"; };
+  auto name = [](int i) { return "model-0000" + std::to_string(i) + "-of-00003.safetensors"; };
   BOOST_TEST(index["weight_map"] ==
              json({{"a", name(1)}, {"b", name(1)}, {"bias", name(1)}, {"large", name(2)}, {"c", name(3)}}));
   BOOST_TEST(files.files.size() == 4u);
@@ -176,7 +175,7 @@ BOOST_AUTO_TEST_CASE(a_folder_is_written_as_a_whole) {
   write(files, "m", tensors);
   BOOST_TEST((files.files.size() == 1 && files.exists("m/model.safetensors")));
 
-  const auto before = files.files;
+  auto before = files.files;
   BOOST_TEST(says(message_of<ConfigError>([&] { write(files, "m/", tensors); }), "m is there already"));
   BOOST_TEST((files.files == before));
 }
@@ -250,7 +249,7 @@ BOOST_AUTO_TEST_CASE(bad_headers_are_refused) {
       {R"({"dtype":"F32","shape":[2],"data_offsets":[4,12]})", "byte 12 of 8"},
       {R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})", "gap before `a`"}};
   for (auto& [entry, part] : entries) {
-    const auto message = refusal(file_of("{\"a\":" + entry + "}", 8));
+    auto message = refusal(file_of("{\"a\":" + entry + "}", 8));
     BOOST_TEST(says(message, part), message << " for " << entry);
     BOOST_TEST(says(message, "x.safetensors"));
   }
@@ -278,7 +277,7 @@ BOOST_AUTO_TEST_CASE(an_index_is_checked) {
   BOOST_TEST(says(index(R"({"weight_map":{"a":"1.safetensors","b":"2.safetensors"}})"), "m/2.safetensors is missing"));
   BOOST_TEST(says(index(R"({"weight_map":{"b":"1.safetensors"}})"), "`b` is in 1.safetensors: it is not"));
   for (auto* name : {"../secret", "/secret", "sub/x", "..", ".", "", "1.safetensors\\u0000", "..\\\\secret"}) {
-    const auto message = index(std::string(R"({"weight_map":{"a":")") + name + "\"}}");
+    auto message = index(std::string(R"({"weight_map":{"a":")") + name + "\"}}");
     BOOST_TEST(says(message, "only files next to it"), message << " for " << name);
   }
   files.put("m/2.safetensors", file_of(kOne, 8));
@@ -289,7 +288,7 @@ BOOST_AUTO_TEST_CASE(an_index_is_checked) {
 // Catches: bytes that are not compared, or compared with another tensor's.
 BOOST_AUTO_TEST_CASE(same_compares_every_byte) {
   MemoryFiles files;
-  const auto values = at::randn({3 << 20});
+  auto values = at::randn({3 << 20});
   auto other = values.clone();
   other[-1] = 7.0;
   write(files, "m",
@@ -304,8 +303,8 @@ BOOST_AUTO_TEST_CASE(mutated_headers_are_read_or_refused) {
   MemoryFiles files;
   write(files, "m",
         {{"model.a", counting({3, 5})}, {"model.b", counting({4}, at::kBFloat16)}, {"c", counting({}, at::kLong)}});
-  const auto sound = files.text("m/model.safetensors");
-  const auto header = std::min<std::size_t>(sound.size(), 8 + 300);
+  auto sound = files.text("m/model.safetensors");
+  auto header = std::min<std::size_t>(sound.size(), 8 + 300);
   const std::string bytes = "0123456789[]{}\",:-+.eE\\ \xff\x80";
   std::mt19937 random(20);
   auto below = [&](std::size_t n) { return random() % n; };
@@ -313,7 +312,7 @@ BOOST_AUTO_TEST_CASE(mutated_headers_are_read_or_refused) {
   for (int input = 0; input < 20'000; ++input) {
     auto content = sound;
     for (auto edits = 1 + below(3); edits > 0; --edits) {
-      const auto at = below(std::min(header, content.size() - 1));
+      auto at = below(std::min(header, content.size() - 1));
       switch (below(5)) {
         case 0:
           content[at] = static_cast<char>(random());

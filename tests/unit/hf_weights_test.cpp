@@ -32,10 +32,10 @@ Tensors random_weights(const ModelOptions& model) {
 Tensors by_expert(const Tensors& weights) {
   Tensors files;
   for (auto& [fqn, values] : weights) {
-    const auto at = fqn.find(".experts.gate_up_proj"), down = fqn.find(".experts.down_proj");
+    auto at = fqn.find(".experts.gate_up_proj"), down = fqn.find(".experts.down_proj");
     if (at == std::string::npos && down == std::string::npos) files[fqn] = values;
     for (std::int64_t e = 0; at != std::string::npos && e < values.size(0); ++e) {
-      const auto expert = fqn.substr(0, at) + ".experts." + std::to_string(e);
+      auto expert = fqn.substr(0, at) + ".experts." + std::to_string(e);
       files[expert + ".gate_proj.weight"] = values[e].chunk(2)[0];
       files[expert + ".up_proj.weight"] = values[e].chunk(2)[1];
     }
@@ -65,7 +65,7 @@ StateDict state_of(const ModelOptions& model, std::mt19937& random, int cuts) {
     StateTensor tensor;
     tensor.key = "model." + fqn;
     tensor.shape = shape;
-    const auto d = shape.size() > 1 ? random() % 2 : 0;
+    auto d = shape.size() > 1 ? random() % 2 : 0;
     std::vector<std::int64_t> at{0, shape[d]};
     for (int i = 0; i < cuts; ++i) at.push_back(static_cast<std::int64_t>(random() % (shape[d] + 1)));
     std::ranges::sort(at);
@@ -108,7 +108,7 @@ std::string refusal(const ModelOptions& model, const Tensors& tensors) {
   put(files, "m", tensors);
   std::mt19937 random(1);
   auto state = state_of(model, random, 2);
-  const auto message = message_of<IoError>([&] { import_weights(Safetensors(files, "m"), model, state); });
+  auto message = message_of<IoError>([&] { import_weights(Safetensors(files, "m"), model, state); });
   for (auto& tensor : state.tensors) {
     for (auto& piece : tensor.pieces) BOOST_TEST((message == "accepted" || piece.values.eq(7).all().item<bool>()));
   }
@@ -120,7 +120,7 @@ void put_checkpoint(MemoryFiles& files, const std::string& folder, const Tensors
   Bytes data;
   CheckpointMetadata metadata;
   for (auto& [fqn, values] : weights) {
-    const auto key = "model." + fqn;
+    auto key = "model." + fqn;
     auto& entry = metadata.tensors[key];
     entry.shape = values.sizes().vec();
     metadata.paths[key] = {"model", fqn};
@@ -129,8 +129,8 @@ void put_checkpoint(MemoryFiles& files, const std::string& folder, const Tensors
       auto box = whole(entry.shape);
       box.offsets[0] = begin;
       box.sizes[0] = end - begin;
-      const auto offset = std::ssize(data);
-      const auto length = write_tensor_item(part_of(values, box).contiguous(), [&](std::span<const std::byte> bytes) {
+      auto offset = std::ssize(data);
+      auto length = write_tensor_item(part_of(values, box).contiguous(), [&](std::span<const std::byte> bytes) {
         data.insert(data.end(), bytes.begin(), bytes.end());
       });
       entry.chunks.push_back({box, {"__0_0.distcp", offset, length}});
@@ -155,7 +155,7 @@ Tensors read_all(MemoryFiles& files, const std::string& folder) {
 // Catches: values of another tensor, expert, projection or row, in any cut; a piece that is left out.
 BOOST_AUTO_TEST_CASE(files_fill_any_sharding) {
   for (auto& model : {with_attention_bias(tiny_llama()), tiny_glm(), tiny_qwen_moe()}) {
-    const auto weights = random_weights(model);
+    auto weights = random_weights(model);
     auto held = weights;
     if (model.moe && !model.moe->expert_bias.enabled) {
       std::erase_if(held, [](auto& tensor) { return is_expert_bias(tensor.first); });
@@ -177,11 +177,11 @@ BOOST_AUTO_TEST_CASE(files_fill_any_sharding) {
 
 // Catches: bf16 files that are refused, or converted without a word.
 BOOST_AUTO_TEST_CASE(conversions_are_said) {
-  const auto model = tiny_llama();
+  auto model = tiny_llama();
   auto weights = random_weights(model);
   MemoryFiles files;
   put(files, "m", weights, at::kBFloat16);
-  const auto result = import(files, "m", model, 2);
+  auto result = import(files, "m", model, 2);
   for (auto& [name, values] : weights) values = values.to(at::kBFloat16).to(at::kFloat);
   BOOST_TEST(different(result.state, weights).empty());
   BOOST_TEST(result.notes.size() == 1u);
@@ -190,12 +190,12 @@ BOOST_AUTO_TEST_CASE(conversions_are_said) {
 
 // Catches: an expert bias set to something, or a model refused, because a file knows none.
 BOOST_AUTO_TEST_CASE(an_absent_bias_keeps_its_value) {
-  const auto model = tiny_glm();
+  auto model = tiny_glm();
   auto weights = random_weights(model), held = weights;
   std::erase_if(held, [](auto& tensor) { return is_expert_bias(tensor.first); });
   MemoryFiles files;
   put(files, "m", by_expert(held));
-  const auto result = import(files, "m", model, 1);
+  auto result = import(files, "m", model, 1);
   for (auto& [name, values] : weights) {
     if (is_expert_bias(name)) values = at::full(values.sizes(), 7.0);
   }
@@ -206,7 +206,7 @@ BOOST_AUTO_TEST_CASE(an_absent_bias_keeps_its_value) {
 
 // Catches: a model with some of its weights random, or of another shape; weights changed before it is refused.
 BOOST_AUTO_TEST_CASE(what_does_not_fit_is_one_error) {
-  const auto model = tiny_glm();
+  auto model = tiny_glm();
   auto tensors = by_expert(random_weights(model));
   BOOST_TEST(refusal(model, tensors) == "accepted");
   const std::string layer = "model.layers.2.mlp.";
@@ -215,7 +215,7 @@ BOOST_AUTO_TEST_CASE(what_does_not_fit_is_one_error) {
   tensors["model.norm.weight"] = at::zeros({9});
   tensors[layer + "experts.4.up_proj.weight"] = at::zeros({4, 8});
   tensors["model.layers.0.mlp.gate.weight"] = at::zeros({4, 8});
-  const auto message = refusal(model, tensors);
+  auto message = refusal(model, tensors);
   for (auto& part : {"2 missing", "2 in the checkpoint but not wanted", "1 of another shape"})
     BOOST_TEST(says(message, part));
   for (auto& part : {layer + "experts.3.up_proj.weight", std::string("lm_head.weight"),
@@ -246,8 +246,8 @@ BOOST_AUTO_TEST_CASE(harmless_extras_are_read_over) {
 
 // Catches: a released checkpoint refused for the layer that predicts a second token; other layers left out with it.
 BOOST_AUTO_TEST_CASE(prediction_layers_are_left_out) {
-  const auto model = tiny_glm();
-  const auto weights = random_weights(model);
+  auto model = tiny_glm();
+  auto weights = random_weights(model);
   auto held = by_expert(weights);
   const std::string layer = "model.layers.3.";  // the model has 0 to 2
   for (auto* name : {"eh_proj.weight", "enorm.weight", "hnorm.weight", "embed_tokens.weight", "shared_head.head.weight",
@@ -255,17 +255,17 @@ BOOST_AUTO_TEST_CASE(prediction_layers_are_left_out) {
     held[layer + name] = at::randn({2, 2});
   }
   MemoryFiles files;
-  const auto with = [&](const char* fields) {
+  auto with = [&](const char* fields) {
     put(files, "m", held);
     files.put("m/config.json", fields);
   };
   with(R"({"num_hidden_layers": 3, "num_nextn_predict_layers": 1})");
-  const auto result = import(files, "m", model, 2);
+  auto result = import(files, "m", model, 2);
   BOOST_TEST(different(result.state, weights).empty());
   BOOST_TEST(result.notes.size() == 1u);
   BOOST_TEST(result.notes.at(0) == "7 tensors of multi-token-prediction layers were left out: this model has none");
 
-  const auto refused = [&] { return message_of<IoError>([&] { import(files, "m", model); }); };
+  auto refused = [&] { return message_of<IoError>([&] { import(files, "m", model); }); };
   for (auto* fields : {"", R"({"num_hidden_layers": 3})", R"({"num_hidden_layers": 3, "num_nextn_predict_layers": 0})",
                        R"({"num_hidden_layers": 3, "num_nextn_predict_layers": null})",
                        R"({"num_hidden_layers": 4, "num_nextn_predict_layers": 1})"}) {
@@ -291,7 +291,7 @@ BOOST_AUTO_TEST_CASE(an_export_is_read_back) {
   plain.moe->expert_bias.enabled = false;
   plain.moe->n_shared_experts = 0;
   for (auto& model : {tied(tiny_llama()), tiny_glm(), plain, tiny_qwen_moe()}) {
-    const auto weights = random_weights(model);
+    auto weights = random_weights(model);
     MemoryFiles files;
     put_checkpoint(files, "step", weights);
     const CheckpointReader checkpoint(files, "step");
@@ -302,7 +302,7 @@ BOOST_AUTO_TEST_CASE(an_export_is_read_back) {
 
     auto expected = by_expert(weights);
     if (model.decoder.tie_word_embeddings) expected.erase("lm_head.weight");
-    const auto fp32 = read_all(files, "fp32"), bf16 = read_all(files, "bf16");
+    auto fp32 = read_all(files, "fp32"), bf16 = read_all(files, "bf16");
     BOOST_TEST(fp32.size() == bf16.size());
     for (auto& [name, values] : fp32) {
       BOOST_TEST_CONTEXT(name) {
@@ -329,8 +329,8 @@ BOOST_AUTO_TEST_CASE(a_checkpoint_must_be_of_the_model) {
   MemoryFiles files;
   put_checkpoint(files, "step", weights);
   const CheckpointReader checkpoint(files, "step");
-  const auto before = files.files;
-  const auto message = message_of<IoError>([&] { export_model(checkpoint, model, files, "out"); });
+  auto before = files.files;
+  auto message = message_of<IoError>([&] { export_model(checkpoint, model, files, "out"); });
   BOOST_TEST(says(message, "model.model.norm.weight"));
   BOOST_TEST(says(message, "model.model.extra"));
   model.decoder.partial_rotary_factor = 0.5;

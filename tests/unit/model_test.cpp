@@ -16,7 +16,8 @@ BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
   auto dense = [](const char* override) { return config_with({override}); };
   auto experts = [](const char* override) { return *model_options(config_with({override}, kExperts)).moe; };
   auto aux_loss = [](const char* type) {
-    auto config = config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)}, kExperts);
+    auto config =
+        config_with({"model.moe.aux_loss.coeff=0.1", fmt::format("model.moe.aux_loss.type={}", type)}, kExperts);
     return model_options(config).moe->aux_loss;
   };
   using Aux = MoeOptions::AuxLoss;
@@ -35,7 +36,7 @@ BOOST_AUTO_TEST_CASE(every_word_becomes_its_own_option) {
 
 // Catches: a number of the config that a model does not get, or gets in another's place.
 BOOST_AUTO_TEST_CASE(every_number_arrives) {
-  const auto options = model_options(
+  auto options = model_options(
       config_with({"model.num_key_value_heads=1", "model.head_dim=10", "model.intermediate_size=48",
                    "model.max_position_embeddings=99", "model.rope_theta=77", "model.rms_norm_eps=0.25",
                    "model.initializer_range=0.5", "model.partial_rotary_factor=0.6", "model.use_qk_norm=true",
@@ -45,7 +46,7 @@ BOOST_AUTO_TEST_CASE(every_number_arrives) {
                    "model.moe.expert_bias.update_rate=0.75", "model.moe.expert_bias.initial=0.0625",
                    "model.moe.expert_bias.recenter=true"},
                   kExperts));
-  const auto& decoder = options.decoder;
+  auto& decoder = options.decoder;
   BOOST_TEST(decoder.vocab_size == 64);
   BOOST_TEST(decoder.hidden_size == 16);
   BOOST_TEST(decoder.num_hidden_layers == 2);
@@ -62,7 +63,7 @@ BOOST_AUTO_TEST_CASE(every_number_arrives) {
   BOOST_TEST(decoder.attention_bias);
   BOOST_TEST(!decoder.attention_output_bias);  // sigmoid experts: GLM, whose o_proj has none
   BOOST_TEST(decoder.tie_word_embeddings);
-  const auto& moe = *options.moe;
+  auto& moe = *options.moe;
   BOOST_TEST(options.first_k_dense_replace == 1);
   BOOST_TEST(moe.hidden_size == 16);
   BOOST_TEST(moe.moe_intermediate_size == 8);

@@ -58,11 +58,11 @@ BOOST_AUTO_TEST_CASE(boxes_and_runs_are_the_elements_in_their_order) {
       box.sizes[dim] = number(random, 1, shape[dim] - box.offsets[dim]);
     }
     TensorPart part(shape, box);
-    const auto expected = elements_of(box, shape);
-    const auto cut = number(random, 0, part.numel());
+    auto expected = elements_of(box, shape);
+    auto cut = number(random, 0, part.numel());
     std::vector<std::int64_t> from_boxes, from_runs;
     for (auto& range : {IndexRange{0, cut}, IndexRange{cut, part.numel()}}) {
-      const auto boxes = part.boxes(range);
+      auto boxes = part.boxes(range);
       BOOST_TEST_REQUIRE(boxes.size() <= 2 * (shape.size() - 1) + 1);
       for (auto& piece : boxes) {
         BOOST_TEST_REQUIRE(is_inside(piece, shape));

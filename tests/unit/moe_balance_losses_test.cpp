@@ -18,7 +18,7 @@ namespace tt = boost::test_tools;
 
 namespace {
 
-const auto kScorings = data::make({0, 1});  // sigmoid, softmax
+auto kScorings = data::make({0, 1});  // sigmoid, softmax
 
 MoeOptions options_of(int scoring, std::int64_t experts, std::int64_t chosen) {
   MoeOptions options;
@@ -29,8 +29,8 @@ MoeOptions options_of(int scoring, std::int64_t experts, std::int64_t chosen) {
 }
 
 reference::Rows rows_of(const at::Tensor& matrix) {
-  const auto flat = matrix.detach().contiguous();
-  const auto* p = flat.const_data_ptr<float>();
+  auto flat = matrix.detach().contiguous();
+  auto* p = flat.const_data_ptr<float>();
   reference::Rows rows;
   for (std::int64_t i = 0; i < flat.size(0); ++i) rows.emplace_back(p + i * flat.size(1), p + (i + 1) * flat.size(1));
   return rows;
@@ -48,8 +48,8 @@ double number(const at::Tensor& scalar) {
 template <class Loss, class Slow>
 void check_against(const at::Tensor& logits, Loss loss, Slow slow) {
   auto rows = rows_of(logits);
-  const auto z = leaf(logits);
-  const auto value = loss(z);
+  auto z = leaf(logits);
+  auto value = loss(z);
   BOOST_TEST(number(value) == slow(rows), tt::tolerance(1e-5));
   (value * 3.0).backward();
   double worst = 0.0;
@@ -67,24 +67,24 @@ void check_against(const at::Tensor& logits, Loss loss, Slow slow) {
 // Catches: counts and probabilities exchanged, K or experts missing: half of the tokens' mass on an expert with all
 // pairs is experts * 1 * 1/2.
 BOOST_DATA_TEST_CASE(goldens, kScorings, scoring) {
-  const auto options = options_of(scoring, 2, 1);
-  const auto even = at::full({4, 2}, 0.0f);
+  auto options = options_of(scoring, 2, 1);
+  auto even = at::full({4, 2}, 0.0f);
   BOOST_TEST(number(switch_loss(even, at::tensor({4, 0}, at::kLong), options)) == 1.0);
   BOOST_TEST(number(switch_loss(even, at::tensor({2, 2}, at::kLong), options)) == 1.0);
   // Ties go to expert 0, in each of the two sequences.
   BOOST_TEST(number(sequence_loss(even, 2, options)) == 2.0);
   BOOST_TEST(number(z_loss(even)) == 4.0 * std::log(2.0) * std::log(2.0), tt::tolerance(1e-6));
   BOOST_TEST(number(z_loss(even + 3.0)) == 4.0 * std::pow(std::log(2.0) + 3.0, 2), tt::tolerance(1e-6));
-  const auto one_sided = at::tensor({20.0f, -80.0f, 20.0f, -80.0f}).view({2, 2});
+  auto one_sided = at::tensor({20.0f, -80.0f, 20.0f, -80.0f}).view({2, 2});
   BOOST_TEST(number(switch_loss(one_sided, at::tensor({2, 0}, at::kLong), options)) == 2.0);
   BOOST_TEST(number(switch_loss(one_sided, at::tensor({0, 2}, at::kLong), options)) < 1e-20);
 }
 
 // Catches: f or P of the wrong axis, a sigmoid that is not normalised, a gradient through the normalisation left out.
 BOOST_DATA_TEST_CASE(switch_equals_the_loops, kScorings, scoring) {
-  const auto options = options_of(scoring, 6, 2);
-  const auto counts = at::bincount(at::randint(0, 6, {14}, at::kLong), {}, 6);
-  const auto* p = counts.const_data_ptr<std::int64_t>();
+  auto options = options_of(scoring, 6, 2);
+  auto counts = at::bincount(at::randint(0, 6, {14}, at::kLong), {}, 6);
+  auto* p = counts.const_data_ptr<std::int64_t>();
   check_against(
       at::randn({7, 6}) * 2, [&](const at::Tensor& z) { return switch_loss(z, counts, options); },
       [&](const reference::Rows& z) {
@@ -108,17 +108,17 @@ BOOST_AUTO_TEST_CASE(z_equals_the_loops) {
 
 // Catches: normalising by what the rank holds: two halves of a batch must sum to the whole. Of `switch` they do not.
 BOOST_DATA_TEST_CASE(halves_sum_to_the_whole, kScorings, scoring) {
-  const auto options = options_of(scoring, 5, 2);
-  const auto whole = at::randn({24, 5}), first = whole.narrow(0, 0, 12), second = whole.narrow(0, 12, 12);
-  const auto sums = [&](auto loss) { return number(loss(first)) + number(loss(second)) - number(loss(whole)); };
+  auto options = options_of(scoring, 5, 2);
+  auto whole = at::randn({24, 5}), first = whole.narrow(0, 0, 12), second = whole.narrow(0, 12, 12);
+  auto sums = [&](auto loss) { return number(loss(first)) + number(loss(second)) - number(loss(whole)); };
   BOOST_TEST(std::abs(sums([&](const at::Tensor& z) { return sequence_loss(z, 4, options); })) < 1e-5);
   BOOST_TEST(std::abs(sums([](const at::Tensor& z) { return z_loss(z); })) < 1e-4);
 }
 
 // Catches: 0/0 where a microbatch has no tokens.
 BOOST_DATA_TEST_CASE(no_tokens_no_loss, kScorings, scoring) {
-  const auto options = options_of(scoring, 4, 2);
-  const auto none = at::randn({0, 4});
+  auto options = options_of(scoring, 4, 2);
+  auto none = at::randn({0, 4});
   BOOST_TEST(number(switch_loss(none, at::full({4}, 0, at::kLong), options)) == 0.0);
   BOOST_TEST(number(sequence_loss(none, 3, options)) == 0.0);
   BOOST_TEST(number(z_loss(none)) == 0.0);
@@ -126,15 +126,15 @@ BOOST_DATA_TEST_CASE(no_tokens_no_loss, kScorings, scoring) {
 
 // Catches: a changed carrier, its gradient scaled or lost, a loss whose gradient follows the carrier's instead of 1.
 BOOST_AUTO_TEST_CASE(an_attached_loss_gets_gradient_one) {
-  const auto carrier = leaf(at::randn({3, 2})), z = leaf(at::randn({4}));
-  const auto carried = attach_loss(carrier, (z * z).sum());
+  auto carrier = leaf(at::randn({3, 2})), z = leaf(at::randn({4}));
+  auto carried = attach_loss(carrier, (z * z).sum());
   BOOST_TEST(at::equal(carried, carrier));
-  const auto grad = at::randn({3, 2});
+  auto grad = at::randn({3, 2});
   (carried * 1.0).backward(grad);
   BOOST_TEST(at::equal(carrier.grad(), grad));
   BOOST_TEST(at::equal(z.grad(), z * 2));
 
-  const auto fixed = at::randn({3, 2}), y = leaf(at::randn({4}));
+  auto fixed = at::randn({3, 2}), y = leaf(at::randn({4}));
   attach_loss(fixed, y.sum()).sum().backward();
   BOOST_TEST(at::equal(y.grad(), at::full({4}, 1.0f)));
 }

@@ -52,7 +52,7 @@ inline at::Tensor leaf(const at::Tensor& values) {
 }
 
 inline std::vector<std::int64_t> list_of(const at::Tensor& ids) {
-  const auto* p = ids.const_data_ptr<std::int64_t>();
+  auto* p = ids.const_data_ptr<std::int64_t>();
   return {p, p + ids.numel()};
 }
 

@@ -42,22 +42,22 @@ struct Choice {
 inline Choice choose(std::vector<float> q, const MoeOptions& options) {
   bool nan = false;
   for (const float x : q) nan = nan || std::isnan(x);
-  const auto size = options.n_routed_experts / options.n_group;
+  auto size = options.n_routed_experts / options.n_group;
   if (options.n_group > 1) {
     std::vector<float> group_scores;
     for (std::int64_t g = 0; g < options.n_group; ++g) {
       const std::vector<float> group(q.begin() + g * size, q.begin() + (g + 1) * size);
-      const auto two = largest(group, 2);
+      auto two = largest(group, 2);
       group_scores.push_back(group[two[0]] + group[two[1]]);
     }
     std::vector<bool> kept(options.n_group, false);
-    for (const auto g : largest(group_scores, options.topk_group)) kept[g] = true;
+    for (auto g : largest(group_scores, options.topk_group)) kept[g] = true;
     for (std::int64_t i = 0; i < options.n_routed_experts; ++i) {
       if (!kept[i / size]) q[i] = -std::numeric_limits<float>::infinity();
     }
   }
-  const auto chosen = options.num_experts_per_tok, candidates = options.topk_group * size;
-  const auto order = largest(q, std::min(chosen + 1, candidates));
+  auto chosen = options.num_experts_per_tok, candidates = options.topk_group * size;
+  auto order = largest(q, std::min(chosen + 1, candidates));
   Choice result{{order.begin(), order.begin() + chosen}};
   if (!nan && chosen < candidates) {
     const float last = q[order[chosen - 1]], next = q[order[chosen]];
@@ -91,9 +91,9 @@ inline Row probabilities(const Row& logits, const MoeOptions& options) {
 /// x [tokens, hidden] times weight [experts, hidden] transposed.
 inline Rows logits(const Rows& x, const Rows& weight) {
   Rows result;
-  for (const auto& token : x) {
+  for (auto& token : x) {
     auto& row = result.emplace_back();
-    for (const auto& expert : weight) {
+    for (auto& expert : weight) {
       double z = 0.0;
       for (std::size_t h = 0; h < token.size(); ++h) z += token[h] * expert[h];
       row.push_back(z);
@@ -103,22 +103,22 @@ inline Rows logits(const Rows& x, const Rows& weight) {
 }
 
 inline Row weights(const Row& logits, const Ids& ids, const MoeOptions& options) {
-  const auto all = scores(logits, options);
+  auto all = scores(logits, options);
   Row result;
   double total = 0.0;
-  for (const auto i : ids) total += all[i];
-  for (const auto i : ids) {
+  for (auto i : ids) total += all[i];
+  for (auto i : ids) {
     result.push_back(all[i] / (options.norm_topk_prob ? total : 1.0) * options.routed_scaling_factor);
   }
   return result;
 }
 
 inline double switch_loss(const Rows& logits, const Ids& counts, const MoeOptions& options) {
-  const auto tokens = static_cast<double>(logits.size());
+  auto tokens = static_cast<double>(logits.size());
   double loss = 0.0;
   for (std::int64_t i = 0; i < options.n_routed_experts; ++i) {
     double mean = 0.0;
-    for (const auto& row : logits) mean += probabilities(row, options)[i] / tokens;
+    for (auto& row : logits) mean += probabilities(row, options)[i] / tokens;
     loss += static_cast<double>(counts[i]) / (tokens * options.num_experts_per_tok) * mean;
   }
   return static_cast<double>(options.n_routed_experts) * loss;
@@ -129,8 +129,8 @@ inline double sequence_loss(const Rows& logits, std::int64_t seq_len, const MoeO
   for (std::size_t begin = 0; begin < logits.size(); begin += seq_len) {
     Row load(options.n_routed_experts, 0.0), mean(options.n_routed_experts, 0.0);
     for (auto t = begin; t < begin + seq_len; ++t) {
-      const auto s = scores(logits[t], options), p = probabilities(logits[t], options);
-      for (const auto i : largest(s, options.num_experts_per_tok)) load[i] += 1.0;
+      auto s = scores(logits[t], options), p = probabilities(logits[t], options);
+      for (auto i : largest(s, options.num_experts_per_tok)) load[i] += 1.0;
       for (std::size_t i = 0; i < p.size(); ++i) mean[i] += p[i] / seq_len;
     }
     for (std::size_t i = 0; i < load.size(); ++i) {
@@ -143,7 +143,7 @@ inline double sequence_loss(const Rows& logits, std::int64_t seq_len, const MoeO
 
 inline double z_loss(const Rows& logits) {
   double loss = 0.0;
-  for (const auto& row : logits) {
+  for (auto& row : logits) {
     double total = 0.0;
     for (const double z : row) total += std::exp(z);
     loss += std::log(total) * std::log(total);

@@ -26,15 +26,15 @@ bool close(const at::Tensor& a, const at::Tensor& b) {
 }
 
 reference::Rows rows_of(const at::Tensor& matrix) {
-  const auto flat = matrix.detach().contiguous();
-  const auto* p = flat.const_data_ptr<float>();
+  auto flat = matrix.detach().contiguous();
+  auto* p = flat.const_data_ptr<float>();
   reference::Rows rows;
   for (std::int64_t i = 0; i < flat.size(0); ++i) rows.emplace_back(p + i * flat.size(1), p + (i + 1) * flat.size(1));
   return rows;
 }
 
 at::Tensor logit(const std::vector<float>& p) {
-  const auto s = at::tensor(p);
+  auto s = at::tensor(p);
   return (s / (1.0 - s)).log();
 }
 
@@ -46,7 +46,7 @@ BOOST_AUTO_TEST_CASE(golden_sigmoid) {
   options.routed_scaling_factor = 2.5;
   Bench bench(options);
   bench.make_transparent();
-  const auto x = logit({.5, .25, .125, .75, .2, .6, .2, .1}).view({2, 4});
+  auto x = logit({.5, .25, .125, .75, .2, .6, .2, .1}).view({2, 4});
   auto routing = bench.route(x);
   BOOST_TEST(at::equal(routing.ids, at::tensor({3, 0, 1, 0}, at::kLong).view({2, 2})));
   BOOST_TEST(close(routing.weights, at::tensor({1.5f, 1.0f, 1.875f, .625f}).view({2, 2})));
@@ -65,9 +65,9 @@ BOOST_DATA_TEST_CASE(golden_softmax, data::make({false, true}), norm) {
   options.norm_topk_prob = norm;
   Bench bench(options);
   bench.make_transparent();
-  const auto routing = bench.route(at::tensor({.25f, .125f, .5f, .125f}).log().view({1, 4}));
+  auto routing = bench.route(at::tensor({.25f, .125f, .5f, .125f}).log().view({1, 4}));
   BOOST_TEST(at::equal(routing.ids, at::tensor({2, 0}, at::kLong).view({1, 2})));
-  const auto expected = norm ? at::tensor({2.0f / 3, 1.0f / 3}) : at::tensor({.5f, .25f});
+  auto expected = norm ? at::tensor({2.0f / 3, 1.0f / 3}) : at::tensor({.5f, .25f});
   BOOST_TEST(close(routing.weights, expected.view({1, 2})));
 }
 
@@ -79,56 +79,55 @@ std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << v.name;
 }
 
-const auto kVariants =
-    data::make(std::vector<Variant>{{"sigmoid", [](MoeOptions&) {}},
-                                    {"softmax", [](MoeOptions& o) { o.scoring = Scoring::Softmax; }},
-                                    {"without norm", [](MoeOptions& o) { o.norm_topk_prob = false; }},
-                                    {"softmax without norm",
-                                     [](MoeOptions& o) {
-                                       o.scoring = Scoring::Softmax;
-                                       o.norm_topk_prob = false;
-                                     }},
-                                    {"scaled groups", [](MoeOptions& o) {
-                                       o.n_group = 4;
-                                       o.topk_group = 2;
-                                       o.routed_scaling_factor = 1.75;
-                                     }}});
+auto kVariants = data::make(std::vector<Variant>{{"sigmoid", [](MoeOptions&) {}},
+                                                 {"softmax", [](MoeOptions& o) { o.scoring = Scoring::Softmax; }},
+                                                 {"without norm", [](MoeOptions& o) { o.norm_topk_prob = false; }},
+                                                 {"softmax without norm",
+                                                  [](MoeOptions& o) {
+                                                    o.scoring = Scoring::Softmax;
+                                                    o.norm_topk_prob = false;
+                                                  }},
+                                                 {"scaled groups", [](MoeOptions& o) {
+                                                    o.n_group = 4;
+                                                    o.topk_group = 2;
+                                                    o.routed_scaling_factor = 1.75;
+                                                  }}});
 
 // Catches: any wrong formula of weights or of a gradient: of x, of the router's weight, through norm and scale.
 BOOST_DATA_TEST_CASE(values_and_slopes_equal_the_loops, kVariants, variant) {
   auto options = options_of(8, 3, 5);
   variant.change(options);
   Bench bench(options);
-  const auto bias = at::randn({8}) * 0.3;
+  auto bias = at::randn({8}) * 0.3;
   bench.router.bias().copy_(bias);
-  const auto x = leaf(at::randn({6, 5})), c = at::randn({6, 3});
-  const auto routing = bench.route(x);
+  auto x = leaf(at::randn({6, 5})), c = at::randn({6, 3});
+  auto routing = bench.route(x);
 
   auto xs = rows_of(x), ws = rows_of(bench.weight());
-  const auto biases = rows_of(bias.view({1, 8}))[0];
-  const auto cs = rows_of(c), got = rows_of(routing.weights);
-  const auto ids = list_of(routing.ids);
-  const auto ids_of = [&](std::size_t t) { return reference::Ids(ids.begin() + 3 * t, ids.begin() + 3 * t + 3); };
-  const auto slow = [&] {
+  auto biases = rows_of(bias.view({1, 8}))[0];
+  auto cs = rows_of(c), got = rows_of(routing.weights);
+  auto ids = list_of(routing.ids);
+  auto ids_of = [&](std::size_t t) { return reference::Ids(ids.begin() + 3 * t, ids.begin() + 3 * t + 3); };
+  auto slow = [&] {
     double sum = 0.0;
-    const auto z = reference::logits(xs, ws);
+    auto z = reference::logits(xs, ws);
     for (std::size_t t = 0; t < 6; ++t) {
-      const auto w = reference::weights(z[t], ids_of(t), options);
+      auto w = reference::weights(z[t], ids_of(t), options);
       for (int k = 0; k < 3; ++k) sum += w[k] * cs[t][k];
     }
     return sum;
   };
-  const auto z = reference::logits(xs, ws);
+  auto z = reference::logits(xs, ws);
   for (std::size_t t = 0; t < 6; ++t) {
     std::vector<float> q;
-    const auto s = reference::scores(z[t], options), w = reference::weights(z[t], ids_of(t), options);
+    auto s = reference::scores(z[t], options), w = reference::weights(z[t], ids_of(t), options);
     for (int i = 0; i < 8; ++i) q.push_back(static_cast<float>(s[i] + biases[i]));
     BOOST_TEST(reference::choose(q, options).ids == ids_of(t), tt::per_element());
     for (int k = 0; k < 3; ++k) BOOST_TEST(got[t][k] == w[k], tt::tolerance(1e-5));
   }
   (routing.weights * c).sum().backward();
-  const auto compare = [&](const at::Tensor& grad, reference::Rows& values) {
-    const auto mine = rows_of(grad);
+  auto compare = [&](const at::Tensor& grad, reference::Rows& values) {
+    auto mine = rows_of(grad);
     for (std::size_t i = 0; i < values.size(); ++i) {
       for (std::size_t j = 0; j < 5; ++j) {
         const double expected = reference::slope(values, i, j, slow);
@@ -143,21 +142,21 @@ BOOST_DATA_TEST_CASE(values_and_slopes_equal_the_loops, kVariants, variant) {
 // Catches: a product in bf16, a gradient in the wrong dtype, a bias that is cast or rounded with the model.
 BOOST_AUTO_TEST_CASE(a_bf16_model_routes_in_fp32) {
   Bench bench(options_of(8, 2, 32), at::kBFloat16);
-  const auto x = leaf(at::randn({40, 32}).to(at::kBFloat16));
-  const auto wide_x = leaf(x.to(at::kFloat)), wide_weight = leaf(bench.weight().to(at::kFloat));
-  const auto bias = bench.router.bias();
+  auto x = leaf(at::randn({40, 32}).to(at::kBFloat16));
+  auto wide_x = leaf(x.to(at::kFloat)), wide_weight = leaf(bench.weight().to(at::kFloat));
+  auto bias = bench.router.bias();
   BOOST_TEST((bias.scalar_type() == at::kFloat));
   bias.copy_(at::randn({8}) * 1e-3 + 1.0);
-  const auto routing = bench.route(x), again = bench.route(x);
+  auto routing = bench.route(x), again = bench.route(x);
   BOOST_TEST((routing.weights.scalar_type() == at::kFloat));
-  const auto scores = at::mm(wide_x, wide_weight.t()).sigmoid();
-  const auto expected = select_experts_aten(scores.detach(), bias, bench.options);
+  auto scores = at::mm(wide_x, wide_weight.t()).sigmoid();
+  auto expected = select_experts_aten(scores.detach(), bias, bench.options);
   BOOST_TEST(at::equal(routing.ids, expected.ids));
   BOOST_TEST(bench.router.tally().min_gap == expected.min_gap, tt::tolerance(1e-3));
-  const auto picked = scores.gather(1, expected.ids);
-  const auto weights = picked / picked.sum(1, true);
+  auto picked = scores.gather(1, expected.ids);
+  auto weights = picked / picked.sum(1, true);
   BOOST_TEST(close(routing.weights, weights));
-  const auto c = at::randn({40, 2});
+  auto c = at::randn({40, 2});
   (routing.weights * c).sum().backward();
   (weights * c).sum().backward();
   BOOST_TEST((x.grad().scalar_type() == at::kBFloat16));
@@ -169,13 +168,13 @@ BOOST_AUTO_TEST_CASE(a_bf16_model_routes_in_fp32) {
 // Catches: the bias in a weight, in a score of the gradient, or a selection that moves when all biases do.
 BOOST_AUTO_TEST_CASE(an_equal_bias_changes_no_bit) {
   auto options = options_of(8, 2, 16);
-  const auto x = at::randn({64, 16});
-  for (const auto fault : {Fault::None, Fault::WeightsFromBiasedScores}) {
+  auto x = at::randn({64, 16});
+  for (auto fault : {Fault::None, Fault::WeightsFromBiasedScores}) {
     options.fault = fault;
     Bench bench(options);
-    const auto before = bench.route(x);
+    auto before = bench.route(x);
     bench.router.bias().add_(0.25);
-    const auto after = bench.route(x);
+    auto after = bench.route(x);
     BOOST_TEST(at::equal(before.ids, after.ids));
     BOOST_TEST(at::equal(before.weights, after.weights) == (fault == Fault::None));
   }
@@ -187,8 +186,8 @@ BOOST_DATA_TEST_CASE(a_bias_that_is_off_is_there, data::make({Scoring::Sigmoid, 
   options.scoring = scoring;
   options.expert_bias.enabled = false;
   Bench bench(options);
-  const auto x = at::randn({30, 4});
-  const auto before = bench.route(x);
+  auto x = at::randn({30, 4});
+  auto before = bench.route(x);
   bench.router.bias()[0].fill_(100.0);
   BOOST_TEST(at::equal(bench.route(x).ids, before.ids));
   BOOST_TEST(bench.router.buffers().front().persistent);
@@ -201,7 +200,7 @@ BOOST_AUTO_TEST_CASE(buffers_are_real_in_a_model_on_meta) {
   Bench bench(options, at::TensorOptions(at::kBFloat16).device(at::kMeta));
   BOOST_TEST(bench.weight().is_meta());
   BOOST_TEST(bench.slot().init.value == 0.02);
-  const auto& buffers = bench.router.buffers();
+  auto& buffers = bench.router.buffers();
   BOOST_TEST(buffers[0].name == "e_score_correction_bias");
   BOOST_TEST(at::equal(bench.router.bias(), at::full({4}, 0.5f)));
   BOOST_TEST(at::equal(buffers[0].declared(), bench.router.bias()));
@@ -223,10 +222,10 @@ BOOST_AUTO_TEST_CASE(a_bias_replaced_by_bf16_is_used) {
 // Catches: the first write added to garbage, the second one lost, a frozen router with a gradient.
 BOOST_DATA_TEST_CASE(weight_gradients_go_to_the_sink, data::make({at::kFloat, at::kBFloat16}), dtype) {
   Bench bench(options_of(4, 2, 8), dtype);
-  const auto x = at::randn({16, 8}).to(dtype), c = at::randn({16, 2});
-  const auto run = [&] { (bench.route(x).weights * c).sum().backward(); };
+  auto x = at::randn({16, 8}).to(dtype), c = at::randn({16, 2});
+  auto run = [&] { (bench.route(x).weights * c).sum().backward(); };
   run();
-  const auto expected = bench.weight().grad().clone();
+  auto expected = bench.weight().grad().clone();
   bench.weight().mutable_grad() = at::Tensor();
   bench.slot().sink = {at::full({4, 8}, 1e9, dtype), false};
   run();
@@ -247,8 +246,8 @@ BOOST_AUTO_TEST_CASE(no_tokens) {
   options.aux_loss = AuxLoss::Switch;
   options.aux_loss_coeff = options.z_loss_coeff = 0.1;
   Bench bench(options);
-  const auto x = leaf(at::zeros({0, 8}));
-  const auto routing = bench.route(x, 4);
+  auto x = leaf(at::zeros({0, 8}));
+  auto routing = bench.route(x, 4);
   BOOST_TEST(routing.ids.sizes() == at::IntArrayRef({0, 2}));
   routing.weights.sum().backward();
   BOOST_TEST(at::equal(bench.weight().grad(), at::zeros({4, 8})));
@@ -257,7 +256,7 @@ BOOST_AUTO_TEST_CASE(no_tokens) {
 
 // Catches: sizes that would read past a row.
 BOOST_AUTO_TEST_CASE(impossible_sizes_are_errors) {
-  const auto refuses = [](std::int64_t experts, std::int64_t chosen, std::int64_t groups, std::int64_t kept) {
+  auto refuses = [](std::int64_t experts, std::int64_t chosen, std::int64_t groups, std::int64_t kept) {
     auto options = options_of(experts, chosen, 4);
     options.n_group = groups;
     options.topk_group = kept;

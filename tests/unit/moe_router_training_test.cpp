@@ -82,15 +82,15 @@ class FixedTap : public RoutingTap {
 
 // Catches: evaluation counted, counts that start anew with each microbatch, a clear() that replaces the buffer.
 BOOST_AUTO_TEST_CASE(counts_what_is_trained) {
-  for (const auto fault : {Fault::None, Fault::CountInEval}) {
+  for (auto fault : {Fault::None, Fault::CountInEval}) {
     auto options = options_of(4, 2, 8);
     options.fault = fault;
     Bench bench(options);
-    const auto x = at::randn({10, 8});
-    const auto counts = bench.router.counts();
-    const auto first = loads_of(bench.route(x).ids, 4);
+    auto x = at::randn({10, 8});
+    auto counts = bench.router.counts();
+    auto first = loads_of(bench.route(x).ids, 4);
     BOOST_TEST(at::equal(counts, first));
-    const auto second = loads_of(bench.route(x * -1.0).ids, 4);
+    auto second = loads_of(bench.route(x * -1.0).ids, 4);
     BOOST_TEST(at::equal(counts, first + second));
     const double gap = bench.router.tally().min_gap;
     BOOST_TEST(gap > 0.0);
@@ -106,7 +106,7 @@ BOOST_AUTO_TEST_CASE(counts_what_is_trained) {
 
 // Catches: a fault that does not stick at 256 as a bf16 counter does, or a clean counter that does.
 BOOST_AUTO_TEST_CASE(a_bf16_counter_sticks_at_256) {
-  for (const auto fault : {Fault::None, Fault::CountsInBf16}) {
+  for (auto fault : {Fault::None, Fault::CountsInBf16}) {
     auto options = options_of(4, 1, 4);
     options.fault = fault;
     Bench bench(options);
@@ -116,7 +116,7 @@ BOOST_AUTO_TEST_CASE(a_bf16_counter_sticks_at_256) {
     bench.route(at::tensor({0.0f, 0.0f, 1.0f, 0.0f}).repeat({3, 1}));
     bench.route(at::tensor({0.0f, 1.0f, 0.0f, 0.0f}).repeat({2, 1}));
     const bool clean = fault == Fault::None;
-    const auto expected = clean ? at::tensor({257, 257, 515, 0}, at::kLong) : at::tensor({256, 256, 512, 0}, at::kLong);
+    auto expected = clean ? at::tensor({257, 257, 515, 0}, at::kLong) : at::tensor({256, 256, 512, 0}, at::kLong);
     BOOST_TEST(at::equal(bench.router.counts(), expected));
   }
 }
@@ -124,28 +124,28 @@ BOOST_AUTO_TEST_CASE(a_bf16_counter_sticks_at_256) {
 // Catches: a choice made anew in the second run (after the bias has moved), counted or tallied twice; gradients that
 // differ by a bit from those without recomputation.
 BOOST_AUTO_TEST_CASE(recomputation_repeats_the_choice_and_does_not_count) {
-  for (const auto fault : {Fault::None, Fault::DoubleCountRecompute}) {
+  for (auto fault : {Fault::None, Fault::DoubleCountRecompute}) {
     auto options = with_losses(AuxLoss::Switch, Scoring::Sigmoid);
     options.fault = fault;
     options.capacity_factor = 1.0;
     Bench bench(options);
     bench.pass.loss_scale = 0.01;
-    const auto plain = leaf(at::randn({32, 8})), again = leaf(plain), c = at::randn({32, 2});
+    auto plain = leaf(at::randn({32, 8})), again = leaf(plain), c = at::randn({32, 2});
     std::vector<at::Tensor> ids;
-    const auto body = [&](const at::Tensor& x) {
+    auto body = [&](const at::Tensor& x) {
       auto routing = bench.route(x, 4);
       ids.push_back(routing.ids);
       return routing.weights;
     };
     (body(plain) * c).sum().backward();
-    const auto grad = bench.weight().grad().clone();
-    const auto tally = bench.router.tally();
-    const auto counts = bench.router.counts().clone();
+    auto grad = bench.weight().grad().clone();
+    auto tally = bench.router.tally();
+    auto counts = bench.router.counts().clone();
     BOOST_TEST(tally.dropped > 0);
     bench.weight().mutable_grad() = at::Tensor();
     bench.router.clear();
 
-    const auto weights = recompute(again, body);
+    auto weights = recompute(again, body);
     bench.router.bias().copy_(at::tensor({9.0f, 0.0f, 0.0f, -9.0f, 3.0f, 4.0f}));
     (weights * c).sum().backward();
     BOOST_TEST(ids.size() == 3u);
@@ -154,7 +154,7 @@ BOOST_AUTO_TEST_CASE(recomputation_repeats_the_choice_and_does_not_count) {
     BOOST_TEST(at::equal(bench.weight().grad(), grad));
     BOOST_TEST(at::equal(again.grad(), plain.grad()));
     BOOST_TEST(at::equal(bench.router.counts(), counts * (fault == Fault::None ? 1 : 2)));
-    const auto& second = bench.router.tally();
+    auto& second = bench.router.tally();
     BOOST_TEST(second.dropped == tally.dropped);
     BOOST_TEST(second.aux_loss == tally.aux_loss);
     BOOST_TEST(second.z_loss == tally.z_loss);
@@ -168,8 +168,8 @@ BOOST_AUTO_TEST_CASE(capacity_drops_the_least_sure) {
   bench.make_transparent();
   Bench dropless(options_of(4, 2, 4));
   dropless.make_transparent();
-  const auto routing = bench.route(crowd()), whole = dropless.route(crowd());
-  const auto ids = list_of(routing.ids);
+  auto routing = bench.route(crowd()), whole = dropless.route(crowd());
+  auto ids = list_of(routing.ids);
   for (int t = 0; t < 10; ++t) {
     BOOST_TEST(ids[2 * t] == (t < 6 ? kDroppedPair : 0), "token " << t);
     BOOST_TEST(ids[2 * t + 1] == 1 + t % 3, "token " << t);
@@ -189,11 +189,11 @@ BOOST_DATA_TEST_CASE(dropped_pairs_and_gradients, data::make({false, true}), nor
   options.norm_topk_prob = norm;
   Bench bench(options);
   bench.make_transparent();
-  const auto x = leaf(crowd()), z = leaf(crowd()), c = at::randn({10, 2});
-  const auto routing = bench.route(x);
-  const auto kept = at::where(routing.ids.eq(kDroppedPair), at::zeros({10, 2}), c);
+  auto x = leaf(crowd()), z = leaf(crowd()), c = at::randn({10, 2});
+  auto routing = bench.route(x);
+  auto kept = at::where(routing.ids.eq(kDroppedPair), at::zeros({10, 2}), c);
   (routing.weights * kept).sum().backward();
-  const auto pairs = z.sigmoid().gather(1, bench.route(z).ids.clamp_min(0));  // expert 0 is the dropped one
+  auto pairs = z.sigmoid().gather(1, bench.route(z).ids.clamp_min(0));  // expert 0 is the dropped one
   ((norm ? pairs / pairs.sum(1, true) : pairs) * kept).sum().backward();
   BOOST_TEST(at::allclose(x.grad(), z.grad(), 1e-5, 1e-6));
   for (int t = 0; !norm && t < 6; ++t) BOOST_TEST(number(x.grad()[t][0]) == 0.0);
@@ -210,19 +210,19 @@ BOOST_DATA_TEST_CASE(losses_are_scaled_as_the_main_loss,
   Bench bench(options);
   bench.pass.loss_scale = 0.25;
   bench.router.bias().copy_(at::randn({6}) * 0.2);
-  const auto x = leaf(at::randn({12, 8})), weight = leaf(bench.weight()), y = leaf(x), c = at::randn({12, 2});
-  const auto routing = bench.route(x, 4);
+  auto x = leaf(at::randn({12, 8})), weight = leaf(bench.weight()), y = leaf(x), c = at::randn({12, 2});
+  auto routing = bench.route(x, 4);
   (routing.weights * c).sum().backward();
 
-  const auto logits = at::mm(y, weight.t());
-  const auto scores = scoring == Scoring::Sigmoid ? logits.sigmoid() : logits.softmax(1);
-  const auto bias = options.expert_bias.enabled ? bench.router.bias() : at::Tensor();
-  const auto chosen = select_experts_aten(scores.detach(), bias, options).ids;
-  const auto picked = scores.gather(1, chosen);
+  auto logits = at::mm(y, weight.t());
+  auto scores = scoring == Scoring::Sigmoid ? logits.sigmoid() : logits.softmax(1);
+  auto bias = options.expert_bias.enabled ? bench.router.bias() : at::Tensor();
+  auto chosen = select_experts_aten(scores.detach(), bias, options).ids;
+  auto picked = scores.gather(1, chosen);
   auto aux = at::zeros({});
   if (aux_loss == AuxLoss::Switch) aux = 0.25 * 0.5 * 12 * switch_loss(logits, loads_of(chosen, 6), options);
   if (aux_loss == AuxLoss::Sequence) aux = 0.25 * 0.5 * 4 * sequence_loss(logits, 4, options);
-  const auto z = 0.25 * 0.125 * z_loss(logits);
+  auto z = 0.25 * 0.125 * z_loss(logits);
   ((picked / picked.sum(1, true) * c).sum() + aux + z).backward();
 
   BOOST_TEST(at::allclose(x.grad(), y.grad(), 1e-4, 1e-5));
@@ -239,14 +239,14 @@ BOOST_DATA_TEST_CASE(losses_are_scaled_as_the_main_loss,
 BOOST_DATA_TEST_CASE(two_microbatches_add_up, data::make({AuxLoss::Sequence, AuxLoss::Switch}), aux_loss) {
   Bench bench(with_losses(aux_loss, Scoring::Sigmoid));
   bench.pass.loss_scale = 1.0 / 24;
-  const auto x = at::randn({24, 8});
+  auto x = at::randn({24, 8});
   bench.route(x, 4).weights.sum().backward();
-  const auto whole = bench.router.tally();
-  const auto grad = bench.weight().grad().clone();
+  auto whole = bench.router.tally();
+  auto grad = bench.weight().grad().clone();
   bench.weight().mutable_grad() = at::Tensor();
   bench.router.clear();
   for (int half = 0; half < 2; ++half) bench.route(x.narrow(0, 12 * half, 12), 4).weights.sum().backward();
-  const auto& halves = bench.router.tally();
+  auto& halves = bench.router.tally();
   BOOST_TEST(halves.z_loss == whole.z_loss, tt::tolerance(1e-5));
   const double apart = std::abs(halves.aux_loss - whole.aux_loss) / whole.aux_loss;
   BOOST_TEST((apart < 1e-5) == (aux_loss == AuxLoss::Sequence), apart);
@@ -259,7 +259,7 @@ BOOST_AUTO_TEST_CASE(the_tap_decides) {
   options.capacity_factor = 0.5;
   Bench bench(options);
   bench.make_transparent();
-  const auto x = leaf(at::tensor({9.0f, 8.0f, 0.0f, 1.0f}).repeat({4, 1}));
+  auto x = leaf(at::tensor({9.0f, 8.0f, 0.0f, 1.0f}).repeat({4, 1}));
   FixedTap tap(at::tensor({3, 2, 2, 0, 0, 1, 1, 3}, at::kLong).view({4, 2}));
   bench.pass.tap = &tap;
   std::vector<Routing> routings;
@@ -270,8 +270,8 @@ BOOST_AUTO_TEST_CASE(the_tap_decides) {
   BOOST_TEST(at::equal(tap.seen.at(0), at::tensor({0, 1}, at::kLong).repeat({4, 1})));
   const std::vector<std::int64_t> within{3, 2, -1, 0, -1, -1, 1, -1};
   BOOST_TEST(routings.size() == 2u);
-  for (const auto& routing : routings) {
-    const auto scores = x.detach().sigmoid();
+  for (auto& routing : routings) {
+    auto scores = x.detach().sigmoid();
     const double sum = number(scores[0][3]) + number(scores[0][2]);
     BOOST_TEST(number(routing.weights[0][0]) == number(scores[0][3]) / sum, tt::tolerance(1e-5));
     BOOST_TEST(list_of(routing.ids) == within, tt::per_element());

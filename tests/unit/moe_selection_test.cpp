@@ -29,7 +29,7 @@ struct Way {
 std::ostream& operator<<(std::ostream& out, const Way& way) {
   return out << way.name;
 }
-const auto kWays = data::make(std::vector<Way>{{"fused", select_experts_cpu}, {"aten", select_experts_aten}});
+auto kWays = data::make(std::vector<Way>{{"fused", select_experts_cpu}, {"aten", select_experts_aten}});
 
 MoeOptions options_of(std::int64_t experts, std::int64_t chosen, std::int64_t groups = 1, std::int64_t kept = 1) {
   MoeOptions options;
@@ -49,7 +49,7 @@ at::Tensor ids_of(std::int64_t columns, const std::vector<std::int64_t>& values)
 }
 
 std::vector<std::int64_t> list_of(const at::Tensor& ids) {
-  const auto* p = ids.const_data_ptr<std::int64_t>();
+  auto* p = ids.const_data_ptr<std::int64_t>();
   return {p, p + ids.numel()};
 }
 
@@ -64,7 +64,7 @@ std::ostream& operator<<(std::ostream& out, const Golden& g) {
   return out << g.name;
 }
 
-const auto kGoldens = data::make(std::vector<Golden>{
+auto kGoldens = data::make(std::vector<Golden>{
     {"largest first", options_of(2, 1), {1, 2, 4, 3}, {}, {1, 0}, 1},
     {"two of four", options_of(4, 2), {.25, 1, .5, .75, 4, 3, 1, 2}, {}, {1, 3, 0, 1}, .25},
     {"the bias moves the choice", options_of(4, 2), {.25, .5, .75, 1}, {1, 0, .5, -1}, {0, 2}, .75},
@@ -91,9 +91,9 @@ const auto kGoldens = data::make(std::vector<Golden>{
 
 // Catches: unstable ties, NaN last, groups masked with 0, group scores of unbiased or of single scores, a wrong gap.
 BOOST_DATA_TEST_CASE(goldens, kWays* kGoldens, way, golden) {
-  const auto bias = golden.bias.empty() ? at::Tensor() : at::tensor(golden.bias);
-  const auto selection = way.select(matrix(golden.options.n_routed_experts, golden.scores), bias, golden.options);
-  const auto ids = list_of(selection.ids);
+  auto bias = golden.bias.empty() ? at::Tensor() : at::tensor(golden.bias);
+  auto selection = way.select(matrix(golden.options.n_routed_experts, golden.scores), bias, golden.options);
+  auto ids = list_of(selection.ids);
   BOOST_TEST(ids == golden.ids, boost::test_tools::per_element());
   BOOST_TEST(selection.min_gap == golden.gap);
 }
@@ -101,9 +101,9 @@ BOOST_DATA_TEST_CASE(goldens, kWays* kGoldens, way, golden) {
 namespace {
 
 MoeOptions random_options(std::mt19937& random) {
-  const auto up_to = [&](int n) { return static_cast<std::int64_t>(random() % n) + 1; };
-  const auto groups = random() % 2 ? 1 : up_to(5), size = up_to(7) + (groups > 1 ? 1 : 0);
-  const auto kept = up_to(static_cast<int>(groups));
+  auto up_to = [&](int n) { return static_cast<std::int64_t>(random() % n) + 1; };
+  auto groups = random() % 2 ? 1 : up_to(5), size = up_to(7) + (groups > 1 ? 1 : 0);
+  auto kept = up_to(static_cast<int>(groups));
   return options_of(groups * size, up_to(static_cast<int>(kept * size)), groups, kept);
 }
 
@@ -111,7 +111,7 @@ MoeOptions random_options(std::mt19937& random) {
 std::vector<float> random_scores(std::mt19937& random, std::int64_t count, bool special) {
   std::vector<float> values(count);
   const float shift = random() % 2 ? 9.0f : 0.0f;
-  const auto steps = random() % 4 ? 5 : 100003;
+  auto steps = random() % 4 ? 5 : 100003;
   for (float& x : values) {
     x = static_cast<float>(random() % steps) * 8.0f / static_cast<float>(steps) - shift;
     if (x == 0.0f && random() % 2) x = -0.0f;
@@ -127,22 +127,22 @@ BOOST_AUTO_TEST_CASE(random_settings_equal_the_loops) {
   std::mt19937 random(5);
   int wrong = 0, with_groups = 0, with_ties = 0;
   for (int round = 0; round < 1000; ++round) {
-    const auto options = random_options(random);
-    const auto experts = options.n_routed_experts, tokens = static_cast<std::int64_t>(random() % 9);
-    const auto scores = random_scores(random, tokens * experts, round % 4 == 0);
-    const auto bias = round % 3 == 0 ? std::vector<float>() : random_scores(random, experts, false);
+    auto options = random_options(random);
+    auto experts = options.n_routed_experts, tokens = static_cast<std::int64_t>(random() % 9);
+    auto scores = random_scores(random, tokens * experts, round % 4 == 0);
+    auto bias = round % 3 == 0 ? std::vector<float>() : random_scores(random, experts, false);
     std::vector<std::int64_t> expected;
     double gap = kNoGap;
     for (std::int64_t t = 0; t < tokens; ++t) {
       std::vector<float> q(scores.begin() + t * experts, scores.begin() + (t + 1) * experts);
       for (std::size_t i = 0; i < bias.size(); ++i) q[i] += bias[i];
-      const auto choice = reference::choose(q, options);
+      auto choice = reference::choose(q, options);
       expected.insert(expected.end(), choice.ids.begin(), choice.ids.end());
       gap = std::min(gap, choice.gap);
     }
-    const auto bias_tensor = bias.empty() ? at::Tensor() : at::tensor(bias);
-    for (const auto way : {select_experts_cpu, select_experts_aten}) {
-      const auto selection = way(at::tensor(scores).view({tokens, experts}), bias_tensor, options);
+    auto bias_tensor = bias.empty() ? at::Tensor() : at::tensor(bias);
+    for (auto way : {select_experts_cpu, select_experts_aten}) {
+      auto selection = way(at::tensor(scores).view({tokens, experts}), bias_tensor, options);
       wrong += list_of(selection.ids) != expected || selection.min_gap != gap || !selection.ids.is_contiguous();
     }
     with_groups += options.n_group > 1;
@@ -155,13 +155,13 @@ BOOST_AUTO_TEST_CASE(random_settings_equal_the_loops) {
 
 // Catches: a choice or gap that depends on the threads, or on the layout of the scores in memory.
 BOOST_AUTO_TEST_CASE(threads_and_strides_do_not_matter) {
-  const auto scores = at::randn({5000, 64}), bias = at::randn({64});
-  const auto options = options_of(64, 6, 8, 3);
+  auto scores = at::randn({5000, 64}), bias = at::randn({64});
+  auto options = options_of(64, 6, 8, 3);
   at::set_num_threads(1);
-  const auto one = select_experts_cpu(scores, bias, options);
+  auto one = select_experts_cpu(scores, bias, options);
   at::set_num_threads(2);
-  const auto two = select_experts_cpu(scores.t().contiguous().t(), bias, options);
-  const auto aten = select_experts_aten(scores.t().contiguous().t(), bias, options);
+  auto two = select_experts_cpu(scores.t().contiguous().t(), bias, options);
+  auto aten = select_experts_aten(scores.t().contiguous().t(), bias, options);
   BOOST_TEST(at::equal(one.ids, two.ids));
   BOOST_TEST(at::equal(one.ids, aten.ids));
   BOOST_TEST(one.min_gap == two.min_gap);
@@ -185,7 +185,7 @@ BOOST_AUTO_TEST_CASE(capacity_goldens) {
 // Catches: the largest instead of the least weight dropped, ties to the earlier token, pairs of another expert touched.
 BOOST_AUTO_TEST_CASE(drops_the_least_weights) {
   auto ids = ids_of(2, {0, 1, 0, 2, 1, 0, 0, 2});
-  const auto weights = matrix(2, {.5, .5, .25, .75, .5, .5, .5, .125});
+  auto weights = matrix(2, {.5, .5, .25, .75, .5, .5, .5, .125});
   const std::vector<std::int64_t> expected{0, 1, -1, 2, 1, 0, -1, 2};
   BOOST_TEST(drop_over_capacity(ids, weights, 3, 2) == 2);
   BOOST_TEST(list_of(ids) == expected, boost::test_tools::per_element());
@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(random_drops_equal_the_loops) {
       expected[i] = before < capacity ? ids[i] : kDroppedPair;
     }
     auto tensor = ids_of(1, ids);
-    const auto dropped = drop_over_capacity(tensor, matrix(1, weights), experts, capacity);
+    auto dropped = drop_over_capacity(tensor, matrix(1, weights), experts, capacity);
     BOOST_TEST(list_of(tensor) == expected, boost::test_tools::per_element());
     BOOST_TEST(dropped == std::ranges::count(expected, kDroppedPair));
   }

@@ -34,11 +34,11 @@ BOOST_AUTO_TEST_CASE(philox_known_answers) {
 
 // Catches: another counter layout, lane order or Box-Muller variant than the documented one.
 BOOST_AUTO_TEST_CASE(element_is_a_function_of_seed_name_and_index) {
-  const auto hash = hash_text("model.layers.0.mlp.up_proj.weight");
-  const auto values = filled(0, 64);
+  auto hash = hash_text("model.layers.0.mlp.up_proj.weight");
+  auto values = filled(0, 64);
   for (std::uint32_t i = 0; i < 64; ++i) {
-    const auto x = philox4x32_10({i / 4, 0, std::uint32_t(hash), std::uint32_t(hash >> 32)}, {1234, 0});
-    const auto pair = i % 4 / 2 * 2;
+    auto x = philox4x32_10({i / 4, 0, std::uint32_t(hash), std::uint32_t(hash >> 32)}, {1234, 0});
+    auto pair = i % 4 / 2 * 2;
     const double radius = std::sqrt(-2.0 * std::log((x[pair] + 0.5) * 0x1p-32));
     const double angle = 2.0 * std::numbers::pi * ((x[pair + 1] + 0.5) * 0x1p-32);
     const double expected = 0.02 * radius * (i % 2 == 0 ? std::cos(angle) : std::sin(angle));
@@ -49,7 +49,7 @@ BOOST_AUTO_TEST_CASE(element_is_a_function_of_seed_name_and_index) {
 // Catches: values that depend on where a shard begins or ends, or on how threads cut the range.
 BOOST_AUTO_TEST_CASE(any_part_equals_the_slice_of_the_whole) {
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
-    const auto whole = filled(0, 70001, dtype);
+    auto whole = filled(0, 70001, dtype);
     for (auto [begin, end] : {std::pair{0, 1}, {1, 70001}, {3, 7}, {4, 8}, {12345, 54321}, {70000, 70001}}) {
       BOOST_TEST(at::equal(filled(begin, end, dtype), whole.slice(0, begin, end)));
     }
@@ -63,7 +63,7 @@ BOOST_AUTO_TEST_CASE(bf16_is_the_rounded_fp32_value) {
 
 // Catches: a wrong scale; a constant that is not constant.
 BOOST_AUTO_TEST_CASE(distributions) {
-  const auto values = filled(0, 100000);
+  auto values = filled(0, 100000);
   BOOST_TEST(std::abs(values.mean().item<float>()) < 3e-4f);
   BOOST_TEST(values.std().item<float>() == 0.02f, boost::test_tools::tolerance(0.01f));
   BOOST_TEST(filled(5, 20, at::kFloat, Init::constant(1.0)).eq(1.0).all().item<bool>());

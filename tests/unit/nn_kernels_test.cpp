@@ -24,7 +24,7 @@ namespace data = boost::unit_test::data;
 
 namespace {
 
-const auto kDtypes = data::make({at::kFloat, at::kBFloat16});
+auto kDtypes = data::make({at::kFloat, at::kBFloat16});
 
 at::Tensor random(at::IntArrayRef shape, at::ScalarType dtype) {
   return at::randn(shape).to(dtype);
@@ -43,9 +43,9 @@ bool close(const at::Tensor& a, const at::Tensor& b, double atol = 1e-5) {
 
 // Catches: a tail that reads past the row, statistics in bf16, a wrong eps; 19 is no multiple of the vector width.
 BOOST_DATA_TEST_CASE(rms_norm_forward, kDtypes* data::make({19, 64}), dtype, size) {
-  const auto x = random({37, size}, dtype), addend = random({37, size}, dtype), weight = random({size}, dtype);
-  for (const auto& a : {at::Tensor(), addend}) {
-    const auto fused = rms_norm_forward_cpu(x, a, weight, 1e-5), twin = rms_norm_forward_aten(x, a, weight, 1e-5);
+  auto x = random({37, size}, dtype), addend = random({37, size}, dtype), weight = random({size}, dtype);
+  for (auto& a : {at::Tensor(), addend}) {
+    auto fused = rms_norm_forward_cpu(x, a, weight, 1e-5), twin = rms_norm_forward_aten(x, a, weight, 1e-5);
     BOOST_TEST(close(fused.normed, twin.normed));
     BOOST_TEST(close(fused.rstd, twin.rstd));
     BOOST_TEST(fused.sum.defined() == a.defined());
@@ -60,12 +60,12 @@ BOOST_DATA_TEST_CASE(rms_norm_forward, kDtypes* data::make({19, 64}), dtype, siz
 
 // Catches: a lost residual gradient, a weight gradient that skips rows of the last block, sums that depend on threads.
 BOOST_DATA_TEST_CASE(rms_norm_backward, kDtypes* data::make({19, 64}), dtype, size) {
-  const auto sum = random({150, size}, dtype), weight = random({size}, dtype);
-  const auto grad = random({150, size}, dtype), grad_sum = random({150, size}, dtype);
-  const auto rstd = rms_norm_forward_cpu(sum, {}, weight, 1e-5).rstd;
-  for (const auto& g : {at::Tensor(), grad_sum}) {
-    const auto fused = rms_norm_backward_cpu(grad, g, sum, rstd, weight);
-    const auto twin = rms_norm_backward_aten(grad, g, sum, rstd, weight);
+  auto sum = random({150, size}, dtype), weight = random({size}, dtype);
+  auto grad = random({150, size}, dtype), grad_sum = random({150, size}, dtype);
+  auto rstd = rms_norm_forward_cpu(sum, {}, weight, 1e-5).rstd;
+  for (auto& g : {at::Tensor(), grad_sum}) {
+    auto fused = rms_norm_backward_cpu(grad, g, sum, rstd, weight);
+    auto twin = rms_norm_backward_aten(grad, g, sum, rstd, weight);
     BOOST_TEST(close(fused.grad_x, twin.grad_x, dtype == at::kFloat ? 1e-5 : 1e-3));
     BOOST_TEST(close(fused.grad_weight, twin.grad_weight, 1e-4));
   }
@@ -73,10 +73,10 @@ BOOST_DATA_TEST_CASE(rms_norm_backward, kDtypes* data::make({19, 64}), dtype, si
 
 // Catches: sigmoid's polynomial off, silu not rounded as ATen rounds it, a gradient of the wrong factor.
 BOOST_DATA_TEST_CASE(swiglu, kDtypes, dtype) {
-  const auto gate = random({7, 45}, dtype) * 8, up = random({7, 45}, dtype), grad = random({7, 45}, dtype);
+  auto gate = random({7, 45}, dtype) * 8, up = random({7, 45}, dtype), grad = random({7, 45}, dtype);
   BOOST_TEST(close(swiglu_forward_cpu(gate, up), swiglu_forward_aten(gate, up)));
-  const auto twin = swiglu_backward_aten(grad, gate, up);
-  const auto fused = swiglu_backward_cpu(grad.clone(), gate, up);
+  auto twin = swiglu_backward_aten(grad, gate, up);
+  auto fused = swiglu_backward_cpu(grad.clone(), gate, up);
   BOOST_TEST(close(fused.product, twin.product));
   BOOST_TEST(close(fused.grad_gate, twin.grad_gate, dtype == at::kFloat ? 1e-5 : 1e-3));
   BOOST_TEST(close(fused.grad_up, twin.grad_up));
@@ -89,25 +89,25 @@ BOOST_AUTO_TEST_CASE(nonfinite_values_stay_visible) {
   BOOST_TEST(swiglu_forward_cpu(gate, at::randn({3, 16})).isnan().sum().item<std::int64_t>() == 1);
   auto logits = at::randn({3, 16});
   logits[2][7] = std::nan("");
-  const auto losses = cross_entropy_rows_cpu(logits, at::zeros({3}, at::kLong), 1.0);
+  auto losses = cross_entropy_rows_cpu(logits, at::zeros({3}, at::kLong), 1.0);
   BOOST_TEST(losses.isnan().sum().item<std::int64_t>() == 1);
   auto q = at::randn({1, 20, 2, 8});
   q[0][5][1][0] = std::nan("");
   const RotaryTable table(32, 8, 10000.0, at::kCPU);
-  const auto out = rotary_attention(q, at::randn({1, 20, 1, 8}), at::randn({1, 20, 1, 8}), table.first(20, at::kCPU));
+  auto out = rotary_attention(q, at::randn({1, 20, 1, 8}), at::randn({1, 20, 1, 8}), table.first(20, at::kCPU));
   BOOST_TEST(out.isnan().sum().item<std::int64_t>() == 8);
 }
 
 // Catches: an ignored row with a gradient, the target's own term missing, a tail of the vocabulary left out.
 BOOST_DATA_TEST_CASE(cross_entropy_rows, data::make({5, 264, 1003}), vocab) {
-  const auto logits = at::randn({33, vocab}) * 5;
+  auto logits = at::randn({33, vocab}) * 5;
   auto targets = at::randint(0, vocab, {33}, at::kLong);
   targets[4] = kIgnoredTarget;
   auto fused = logits.clone(), twin = logits.clone(), untouched = logits.clone();
   BOOST_TEST(close(cross_entropy_rows_cpu(fused, targets, 0.25), cross_entropy_rows_aten(twin, targets, 0.25)));
   BOOST_TEST(close(fused, twin, 1e-6));
   BOOST_TEST(number(fused[4].abs().sum()) == 0.0);
-  const auto losses = cross_entropy_rows_cpu(untouched, targets, 0.0);
+  auto losses = cross_entropy_rows_cpu(untouched, targets, 0.0);
   BOOST_TEST(at::equal(untouched, logits));
   double sum = 0.0;
   for (int i = 0; i < vocab; ++i) sum += std::exp(number(logits[0][i]));
@@ -118,8 +118,8 @@ BOOST_DATA_TEST_CASE(cross_entropy_rows, data::make({5, 264, 1003}), vocab) {
 
 // Catches: a token counted twice or not at all, rows without a token left as garbage, beta ignored.
 BOOST_DATA_TEST_CASE(embedding_backward, kDtypes* data::make({0, 1}), dtype, beta) {
-  const auto grad = random({200, 19}, dtype);
-  const auto ids = at::randint(0, 30, {200}, at::kLong);
+  auto grad = random({200, 19}, dtype);
+  auto ids = at::randint(0, 30, {200}, at::kLong);
   auto fused = random({40, 19}, dtype);
   auto twin = fused.clone();
   embedding_backward_cpu(grad, ids, fused, beta);
@@ -136,18 +136,18 @@ std::ostream& operator<<(std::ostream& out, const AttentionCase& c) {
              << " rotated";
 }
 
-const auto kAttentionCases = data::make(std::vector<AttentionCase>{{1, 2, 1, 8, 8},
-                                                                   {7, 4, 2, 6, 6},
-                                                                   {50, 2, 2, 32, 32},
-                                                                   {97, 4, 1, 24, 12},
-                                                                   {256, 4, 2, 32, 32},
-                                                                   {530, 2, 1, 16, 16}});
+auto kAttentionCases = data::make(std::vector<AttentionCase>{{1, 2, 1, 8, 8},
+                                                             {7, 4, 2, 6, 6},
+                                                             {50, 2, 2, 32, 32},
+                                                             {97, 4, 1, 24, 12},
+                                                             {256, 4, 2, 32, 32},
+                                                             {530, 2, 1, 16, 16}});
 
 // Catches: a causal mask off by one, the wrong head of a group, a rotation not undone in a gradient, a softmax that is
 // not rescaled from one block of keys (512) to the next.
 BOOST_DATA_TEST_CASE(attention_equals_aten, kDtypes* kAttentionCases, dtype, c) {
   const RotaryTable rotary(c.seq, c.rotary_dim, 10000.0, at::kCPU);
-  const auto table = rotary.first(c.seq, at::kCPU);
+  auto table = rotary.first(c.seq, at::kCPU);
   std::vector<at::Tensor> fused{random({2, c.seq, c.heads, c.dim}, dtype), random({2, c.seq, c.kv_heads, c.dim}, dtype),
                                 random({2, c.seq, c.kv_heads, c.dim}, dtype)};
   std::vector<at::Tensor> wide;
@@ -155,9 +155,9 @@ BOOST_DATA_TEST_CASE(attention_equals_aten, kDtypes* kAttentionCases, dtype, c) 
     wide.push_back(x.to(at::kFloat).clone().set_requires_grad(true));
     x.set_requires_grad(true);
   }
-  const auto out = rotary_attention(fused[0], fused[1], fused[2], table);
-  const auto expected = rotary_attention_aten(wide[0], wide[1], wide[2], table);
-  const auto grad = random(out.sizes(), dtype);
+  auto out = rotary_attention(fused[0], fused[1], fused[2], table);
+  auto expected = rotary_attention_aten(wide[0], wide[1], wide[2], table);
+  auto grad = random(out.sizes(), dtype);
   out.backward(grad);
   expected.backward(grad.to(at::kFloat));
   const double atol = dtype == at::kFloat ? 1e-5 : 2e-2;
@@ -168,24 +168,24 @@ BOOST_DATA_TEST_CASE(attention_equals_aten, kDtypes* kAttentionCases, dtype, c) 
 // Catches: sums whose order follows the threads: the same step must give the same bits on 1 and 2.
 BOOST_AUTO_TEST_CASE(results_do_not_depend_on_threads) {
   const RotaryTable rotary(64, 16, 10000.0, at::kCPU);
-  const auto table = rotary.first(64, at::kCPU);
-  const auto q = at::randn({3, 64, 4, 16}), k = at::randn({3, 64, 2, 16}), grad = at::randn({3, 64, 4, 16});
-  const auto x = at::randn({700, 48}), weight = at::randn({48}), ids = at::randint(0, 50, {700}, at::kLong);
+  auto table = rotary.first(64, at::kCPU);
+  auto q = at::randn({3, 64, 4, 16}), k = at::randn({3, 64, 2, 16}), grad = at::randn({3, 64, 4, 16});
+  auto x = at::randn({700, 48}), weight = at::randn({48}), ids = at::randint(0, 50, {700}, at::kLong);
   auto all = [&] {
     auto table_grad = at::zeros({50, 48});
     embedding_backward_cpu(x, ids, table_grad, 0);
-    const auto norm = rms_norm_forward_cpu(x, {}, weight, 1e-5);
-    const auto norm_grad = rms_norm_backward_cpu(x, {}, x, norm.rstd, weight);
-    const auto out = rotary_attention_forward_cpu(q, k, k, table);
-    const auto back = rotary_attention_backward_cpu(grad, q, k, k, out, table);
+    auto norm = rms_norm_forward_cpu(x, {}, weight, 1e-5);
+    auto norm_grad = rms_norm_backward_cpu(x, {}, x, norm.rstd, weight);
+    auto out = rotary_attention_forward_cpu(q, k, k, table);
+    auto back = rotary_attention_backward_cpu(grad, q, k, k, out, table);
     std::vector<at::Tensor> flat;
-    for (const auto& t : {table_grad, norm_grad.grad_weight, out.output, back.grad_q, back.grad_k, back.grad_v}) {
+    for (auto& t : {table_grad, norm_grad.grad_weight, out.output, back.grad_q, back.grad_k, back.grad_v}) {
       flat.push_back(t.reshape(-1));
     }
     return at::cat(flat);
   };
   at::set_num_threads(1);
-  const auto one = all();
+  auto one = all();
   at::set_num_threads(2);
   BOOST_TEST(at::equal(all(), one));
 }

@@ -43,7 +43,7 @@ std::ostream& operator<<(std::ostream& out, const Variant& v) {
   return out << v.name;
 }
 
-const auto kVariants = data::make(std::vector<Variant>{
+auto kVariants = data::make(std::vector<Variant>{
     {"llama", [](DecoderOptions&) {}},
     {"tied", [](DecoderOptions& c) { c.tie_word_embeddings = true; }},
     {"qk norm", [](DecoderOptions& c) { c.use_qk_norm = true; }},
@@ -70,7 +70,7 @@ struct Batch {
 std::unique_ptr<CausalLM> make_model(const DecoderOptions& config, at::ScalarType dtype = at::kFloat) {
   auto model = std::make_unique<CausalLM>(config, at::TensorOptions(dtype));
   for (auto& [fqn, parameter] : named_parameters(*model)) {
-    const auto& slot = parameter.slot();
+    auto& slot = parameter.slot();
     const bool constant = slot.init.kind == Init::Kind::Constant;
     auto flat = slot.tensor.detach().view({-1});
     fill_initial(flat, constant ? Init::normal(0.2) : slot.init, 7, hash_text(fqn), 0);
@@ -118,14 +118,14 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 
 // Catches: any wrong formula, sign, head or transposition in forward or backward; a tied weight that gets one gradient.
 BOOST_DATA_TEST_CASE(equals_the_plain_model, kVariants, variant) {
-  const auto config = config_of(variant);
-  const auto model = make_model(config);
+  auto config = config_of(variant);
+  auto model = make_model(config);
   auto plain = reference_of(*model, config);
   Batch batch;
   batch.targets[1][5] = batch.targets[2][0] = kIgnoredTarget;
 
   BOOST_TEST(at::allclose(model->logits(batch.ids), plain.logits(batch.ids), 1e-5, 2e-5));
-  const auto loss = model->loss(batch.ids, batch.targets, 0.1), expected = plain.loss(batch.ids, batch.targets, 0.1);
+  auto loss = model->loss(batch.ids, batch.targets, 0.1), expected = plain.loss(batch.ids, batch.targets, 0.1);
   BOOST_TEST(number(loss) == number(expected), boost::test_tools::tolerance(1e-5));
   loss.backward();
   expected.backward();
@@ -136,17 +136,17 @@ BOOST_DATA_TEST_CASE(equals_the_plain_model, kVariants, variant) {
 
 // Catches: bf16 kernels that read or write the wrong width, or sum in bf16.
 BOOST_DATA_TEST_CASE(bf16_stays_near_the_plain_model, kVariants, variant) {
-  const auto config = config_of(variant);
-  const auto model = make_model(config, at::kBFloat16);
+  auto config = config_of(variant);
+  auto model = make_model(config, at::kBFloat16);
   auto plain = reference_of(*model, config);
   const Batch batch;
-  const auto loss = model->loss(batch.ids, batch.targets, 0.1), expected = plain.loss(batch.ids, batch.targets, 0.1);
+  auto loss = model->loss(batch.ids, batch.targets, 0.1), expected = plain.loss(batch.ids, batch.targets, 0.1);
   BOOST_TEST(number(loss) == number(expected), boost::test_tools::tolerance(1.6e-2));
   BOOST_TEST((loss.scalar_type() == at::kFloat));
   loss.backward();
   expected.backward();
   for (auto& [fqn, parameter] : named_parameters(*model)) {
-    const auto error = difference(parameter.tensor().grad(), plain.weights[fqn].grad());
+    auto error = difference(parameter.tensor().grad(), plain.weights[fqn].grad());
     BOOST_TEST(error < 6e-2, fqn << ": " << error);
   }
 }
@@ -154,19 +154,19 @@ BOOST_DATA_TEST_CASE(bf16_stays_near_the_plain_model, kVariants, variant) {
 // Catches: a gradient returned to autograd as well as written, garbage kept in a fresh sink, a second pass that
 // overwrites the first.
 BOOST_DATA_TEST_CASE(gradients_go_into_sinks, kVariants* data::make({at::kFloat, at::kBFloat16}), variant, dtype) {
-  const auto config = config_of(variant);
-  const auto model = make_model(config, dtype), other = make_model(config, dtype);
+  auto config = config_of(variant);
+  auto model = make_model(config, dtype), other = make_model(config, dtype);
   const Batch batch;
   run(*other, batch);
   give_sinks(*model, std::nan(""));
   run(*model, batch);
-  const auto ours = named_parameters(*model), theirs = named_parameters(*other);
+  auto ours = named_parameters(*model), theirs = named_parameters(*other);
   std::vector<at::Tensor> first;
   for (std::size_t i = 0; i < ours.size(); ++i) {
-    const auto& slot = ours[i].parameter.slot();
+    auto& slot = ours[i].parameter.slot();
     BOOST_TEST(!slot.tensor.grad().defined(), ours[i].name);
     BOOST_TEST(slot.sink.filled);
-    const auto expected = theirs[i].parameter.tensor().grad().to(at::kFloat);
+    auto expected = theirs[i].parameter.tensor().grad().to(at::kFloat);
     BOOST_TEST(difference(slot.sink.grad, expected) < (dtype == at::kFloat ? 1e-6 : 1e-2), ours[i].name);
     first.push_back(slot.sink.grad.to(at::kFloat).clone());
   }
@@ -179,16 +179,16 @@ BOOST_DATA_TEST_CASE(gradients_go_into_sinks, kVariants* data::make({at::kFloat,
 // Catches: recomputation that sees other inputs, drops a gradient or rounds differently; a flag that is ignored.
 BOOST_DATA_TEST_CASE(recomputation_changes_no_bit, data::make({at::kFloat, at::kBFloat16}), dtype) {
   auto config = small_config();
-  const auto kept = make_model(config, dtype);
+  auto kept = make_model(config, dtype);
   config.recompute = true;
-  const auto again = make_model(config, dtype);
+  auto again = make_model(config, dtype);
   const Batch batch;
-  const auto once = count_forwards(kept->layers(), "mlp"), twice = count_forwards(again->layers(), "mlp");
+  auto once = count_forwards(kept->layers(), "mlp"), twice = count_forwards(again->layers(), "mlp");
   run(*kept, batch);
   run(*again, batch);
   BOOST_TEST(*once == config.num_hidden_layers);
   BOOST_TEST(*twice == 2 * config.num_hidden_layers);
-  const auto a = named_parameters(*kept), b = named_parameters(*again);
+  auto a = named_parameters(*kept), b = named_parameters(*again);
   for (std::size_t i = 0; i < a.size(); ++i) {
     BOOST_TEST(at::equal(a[i].parameter.tensor().grad(), b[i].parameter.tensor().grad()), a[i].name);
   }
@@ -208,7 +208,7 @@ BOOST_AUTO_TEST_CASE(a_body_knows_that_it_runs_again) {
   BOOST_TEST((seen == std::vector{false, true}));
   BOOST_TEST(x.grad().eq(6.0).all().item<bool>());
   fail = true;
-  const auto y = recompute(x, body).sum();
+  auto y = recompute(x, body).sum();
   BOOST_CHECK_THROW(y.backward(), std::exception);
   BOOST_TEST(!in_recomputation());
 }
@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_CASE(choices_are_kept_for_the_second_run) {
     return recompute(x, inner) * first * choice();
   };
   auto x = at::full({2}, 1.0).set_requires_grad(true);
-  const auto y = recompute(x, outer);
+  auto y = recompute(x, outer);
   BOOST_TEST(made == 3);  // outer's first, inner's, outer's second
   y.sum().backward();
   BOOST_TEST(y.eq(6.0).all().item<bool>());
@@ -237,7 +237,7 @@ BOOST_DATA_TEST_CASE(frozen_weights_get_no_gradient, data::make({false, true}), 
   auto config = small_config();
   config.attention_bias = config.attention_output_bias = true;
   config.recompute = recompute_blocks;
-  const auto model = make_model(config), whole = make_model(config);
+  auto model = make_model(config), whole = make_model(config);
   const std::set<std::string> frozen{"model.embed_tokens.weight",
                                      "model.layers.0.self_attn.k_proj.weight",
                                      "model.layers.0.self_attn.v_proj.bias",
@@ -252,9 +252,9 @@ BOOST_DATA_TEST_CASE(frozen_weights_get_no_gradient, data::make({false, true}), 
   const Batch batch;
   run(*model, batch);
   run(*whole, batch);
-  const auto ours = named_parameters(*model), theirs = named_parameters(*whole);
+  auto ours = named_parameters(*model), theirs = named_parameters(*whole);
   for (std::size_t i = 0; i < ours.size(); ++i) {
-    const auto& slot = ours[i].parameter.slot();
+    auto& slot = ours[i].parameter.slot();
     BOOST_TEST(slot.sink.filled != frozen.contains(ours[i].name), ours[i].name);
     BOOST_TEST(!slot.tensor.grad().defined(), ours[i].name);
     if (slot.sink.filled) BOOST_TEST(close(slot.sink.grad, theirs[i].parameter.tensor().grad()), ours[i].name);
@@ -263,11 +263,11 @@ BOOST_DATA_TEST_CASE(frozen_weights_get_no_gradient, data::make({false, true}), 
 
 // Catches: a token that sees its future.
 BOOST_AUTO_TEST_CASE(logits_are_causal) {
-  const auto model = make_model(small_config());
+  auto model = make_model(small_config());
   const Batch batch;
   auto changed = batch.ids.clone();
   changed.slice(1, 12) = (changed.slice(1, 12) + 1).remainder(37);
-  const auto a = model->logits(batch.ids), b = model->logits(changed);
+  auto a = model->logits(batch.ids), b = model->logits(changed);
   BOOST_TEST(at::equal(a.slice(1, 0, 12), b.slice(1, 0, 12)));
   BOOST_TEST(!at::equal(a.slice(1, 12), b.slice(1, 12)));
 }
@@ -279,15 +279,15 @@ BOOST_DATA_TEST_CASE(loss_over_slices, data::make({false, true}), with_sink) {
   fill_initial(hidden.view({-1}), Init::normal(1.0), 3, 5, 0);
   auto targets = at::randint(0, 37, {rows}, at::kLong);
   targets[0] = targets[rows - 1] = kIgnoredTarget;
-  const auto model = make_model(small_config());
-  const auto head = named_parameters(*model).back().parameter;
+  auto model = make_model(small_config());
+  auto head = named_parameters(*model).back().parameter;
   auto plain_hidden = hidden.clone().set_requires_grad(true), plain_head = head.tensor().detach().clone();
   plain_head.set_requires_grad(true);
   hidden.set_requires_grad(true);
   if (with_sink) head.slot().sink = {at::full({37, 24}, std::nan("")), false};
 
   (linear_cross_entropy(hidden, head, targets, 0.5) * 3).backward();
-  const auto log_p = at::log_softmax(at::matmul(plain_hidden, plain_head.t()), 1);
+  auto log_p = at::log_softmax(at::matmul(plain_hidden, plain_head.t()), 1);
   (-(log_p.gather(1, targets.clamp_min(0).unsqueeze(1)).squeeze(1) * targets.ne(-100)).sum() * 1.5).backward();
 
   BOOST_TEST(at::allclose(hidden.grad(), plain_hidden.grad(), 1e-5, 1e-5));
@@ -325,10 +325,10 @@ BOOST_AUTO_TEST_CASE(names_shapes_and_decay_on_meta) {
                                   {layer + "post_attention_layernorm.weight", {24}, false},
                                   {"model.norm.weight", {24}, false},
                                   {"lm_head.weight", {37, 24}, true}};
-  const auto parameters = named_parameters(model);
+  auto parameters = named_parameters(model);
   BOOST_REQUIRE(parameters.size() == expected.size());
   for (std::size_t i = 0; i < expected.size(); ++i) {
-    const auto& slot = parameters[i].parameter.slot();
+    auto& slot = parameters[i].parameter.slot();
     BOOST_TEST(parameters[i].name == expected[i].name);
     BOOST_TEST(slot.shape == expected[i].shape, boost::test_tools::per_element());
     BOOST_TEST(slot.decay == expected[i].decay, expected[i].name);
@@ -354,7 +354,7 @@ BOOST_AUTO_TEST_CASE(a_tied_head_is_the_embedding) {
   auto config = small_config();
   config.tie_word_embeddings = true;
   CausalLM model(config, at::TensorOptions(at::kMeta));
-  const auto parameters = named_parameters(model);
+  auto parameters = named_parameters(model);
   BOOST_TEST(parameters.front().name == "model.embed_tokens.weight");
   BOOST_TEST(parameters.back().name == "lm_head.weight");
   BOOST_TEST(parameters.front().parameter.id() == parameters.back().parameter.id());
@@ -363,7 +363,7 @@ BOOST_AUTO_TEST_CASE(a_tied_head_is_the_embedding) {
 
 // Catches: bad input that reads or writes outside of memory instead of being named.
 BOOST_AUTO_TEST_CASE(bad_input_is_named) {
-  const auto model = make_model(small_config());
+  auto model = make_model(small_config());
   const Batch batch;
   BOOST_CHECK_THROW(model->logits(batch.ids + 37), ArgumentError);
   BOOST_CHECK_THROW(model->loss(batch.ids, batch.targets - 50, 1.0), ArgumentError);

@@ -36,23 +36,23 @@ struct Model {
   }
 
   Tensor linear(const Tensor& x, const std::string& name) const {
-    const auto y = at::matmul(x, weight(name + ".weight").t());
-    const auto b = bias(name + ".bias");
+    auto y = at::matmul(x, weight(name + ".weight").t());
+    auto b = bias(name + ".bias");
     return b.defined() ? y + b : y;
   }
 
   Tensor turn(const Tensor& x) const {
-    const auto dim = static_cast<std::int64_t>(config.head_dim * config.partial_rotary_factor), half = dim / 2;
-    const auto theta = at::pow(at::Scalar(config.rope_theta), at::arange(0, dim, 2, at::kFloat) / dim).reciprocal();
-    const auto angle = at::arange(x.size(1), at::kFloat).unsqueeze(1) * theta;
-    const auto both = at::cat({angle, angle}, 1).unsqueeze(1);
-    const auto head = x.narrow(-1, 0, dim), rest = x.narrow(-1, dim, x.size(-1) - dim);
-    const auto swapped = at::cat({-head.narrow(-1, half, half), head.narrow(-1, 0, half)}, -1);
+    auto dim = static_cast<std::int64_t>(config.head_dim * config.partial_rotary_factor), half = dim / 2;
+    auto theta = at::pow(at::Scalar(config.rope_theta), at::arange(0, dim, 2, at::kFloat) / dim).reciprocal();
+    auto angle = at::arange(x.size(1), at::kFloat).unsqueeze(1) * theta;
+    auto both = at::cat({angle, angle}, 1).unsqueeze(1);
+    auto head = x.narrow(-1, 0, dim), rest = x.narrow(-1, dim, x.size(-1) - dim);
+    auto swapped = at::cat({-head.narrow(-1, half, half), head.narrow(-1, 0, half)}, -1);
     return at::cat({head * both.cos() + swapped * both.sin(), rest}, -1);
   }
 
   Tensor attention(const Tensor& x, const std::string& name) const {
-    const auto batch = x.size(0), seq = x.size(1), group = config.num_attention_heads / config.num_key_value_heads;
+    auto batch = x.size(0), seq = x.size(1), group = config.num_attention_heads / config.num_key_value_heads;
     auto split = [&](const std::string& which) {
       return linear(x, name + "." + which).view({batch, seq, -1, config.head_dim});
     };
@@ -61,9 +61,9 @@ struct Model {
     q = turn(q).transpose(1, 2);
     k = turn(k).transpose(1, 2).repeat_interleave(group, 1);
     v = v.transpose(1, 2).repeat_interleave(group, 1);
-    const auto future = at::triu(at::ones({seq, seq}), 1).to(at::kBool);
-    const auto scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(config.head_dim));
-    const auto mixed = at::matmul(at::softmax(scores.masked_fill(future, -INFINITY), -1), v);
+    auto future = at::triu(at::ones({seq, seq}), 1).to(at::kBool);
+    auto scores = at::matmul(q, k.transpose(-1, -2)) / std::sqrt(static_cast<double>(config.head_dim));
+    auto mixed = at::matmul(at::softmax(scores.masked_fill(future, -INFINITY), -1), v);
     return linear(mixed.transpose(1, 2).reshape({batch, seq, -1}), name + ".o_proj");
   }
 
@@ -74,7 +74,7 @@ struct Model {
   Tensor logits(const Tensor& ids) const {
     auto x = weight("model.embed_tokens.weight").index_select(0, ids.view({-1})).view({ids.size(0), ids.size(1), -1});
     for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-      const auto layer = "model.layers." + std::to_string(i);
+      auto layer = "model.layers." + std::to_string(i);
       x = x + attention(norm(x, layer + ".input_layernorm"), layer + ".self_attn");
       x = x + mlp(norm(x, layer + ".post_attention_layernorm"), layer + ".mlp");
     }
@@ -82,9 +82,9 @@ struct Model {
   }
 
   Tensor loss(const Tensor& ids, const Tensor& targets, double scale) const {
-    const auto log_p = at::log_softmax(logits(ids), -1).view({-1, config.vocab_size});
-    const auto valid = targets.view({-1}).ne(-100);
-    const auto column = targets.view({-1}).clamp_min(0).unsqueeze(1);
+    auto log_p = at::log_softmax(logits(ids), -1).view({-1, config.vocab_size});
+    auto valid = targets.view({-1}).ne(-100);
+    auto column = targets.view({-1}).clamp_min(0).unsqueeze(1);
     return -(log_p.gather(1, column).squeeze(1) * valid).sum() * scale;
   }
 };

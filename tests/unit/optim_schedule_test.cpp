@@ -42,7 +42,7 @@ BOOST_AUTO_TEST_CASE(linear_and_cosine_end_at_min_lr) {
   BOOST_TEST(learning_rate(cosine, 7) == 0.55, tt::tolerance(1e-12));
   BOOST_TEST(learning_rate(cosine, 4) == 0.1 + 0.9 * (1 + std::cos(0.2 * std::acos(-1.0))) / 2, tt::tolerance(1e-12));
 
-  for (const auto& schedule : {linear, cosine}) {
+  for (auto& schedule : {linear, cosine}) {
     for (std::int64_t step = 3; step < 12; ++step) {
       BOOST_TEST(learning_rate(schedule, step) < learning_rate(schedule, step - 1));
     }

@@ -37,7 +37,7 @@ std::vector<double> values(const at::Tensor& tensor) {
 }
 
 bool has(const std::vector<DecayRun>& runs, std::int64_t i, bool decay) {
-  for (const auto& run : runs) {
+  for (auto& run : runs) {
     if (run.begin <= i && i < run.end && run.decay == decay) return true;
   }
   return false;

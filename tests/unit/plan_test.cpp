@@ -42,9 +42,10 @@ void check(const std::vector<Expected>& table, const std::vector<std::string>& o
 
 }  // namespace
 
-// Catches: state counted on too many ranks or too few, in another dtype, twice where two buffers are one, or not at all.
+// Catches: state counted on too many ranks or too few, in another dtype, twice where two buffers are one, or not at
+// all.
 BOOST_AUTO_TEST_CASE(bytes_at_rest_are_those_by_hand) {
-  const auto plan = make_plan(config_with({}), 4);
+  auto plan = make_plan(config_with({}), 4);
   BOOST_REQUIRE(plan.units.size() == 3u);
   BOOST_REQUIRE(plan.units[0].groups[0].layout.size() == kLayer);
   BOOST_REQUIRE(plan.units[2].groups[0].layout.size() == kRoot);
@@ -85,8 +86,8 @@ BOOST_AUTO_TEST_CASE(unsharded_bytes_are_those_by_hand) {
   }
 }
 
-// Catches: a model that is shipped and pads its buffers on some number of ranks, as rules that keep rows whole did: 69 %
-// of a layer of the largest on 2,048.
+// Catches: a model that is shipped and pads its buffers on some number of ranks, as rules that keep rows whole did: 69
+// % of a layer of the largest on 2,048.
 BOOST_AUTO_TEST_CASE(shipped_configs_are_packed_on_any_number_of_ranks) {
   int planned = 0;
   for (auto& file : std::filesystem::directory_iterator(MESHARD_CONFIGS)) {

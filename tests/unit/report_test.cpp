@@ -119,7 +119,7 @@ BOOST_FIXTURE_TEST_CASE(deleted_checkpoints_are_missed, ReportFolder) {
   const std::string stopped = R"({"end":{"exit":75,"step":20,"reason":"its checkpoint is complete"}})",
                     failed = R"({"end":{"exit":70}})";
   const std::string every = "checkpoint: {interval: 10}", none = "checkpoint: {interval: 0}";
-  const auto gone = "its checkpoints are gone: nothing to resume from or to evaluate\n";
+  auto gone = "its checkpoints are gone: nothing to resume from or to evaluate\n";
   BOOST_TEST(remarks(stopped, none) == gone);
   BOOST_TEST(remarks(kDone, every) == gone);
   BOOST_TEST(says(remarks(failed, every), {gone}));

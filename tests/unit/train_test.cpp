@@ -23,8 +23,8 @@ BOOST_AUTO_TEST_CASE(every_schedule_gives_a_run_its_own_rates) {
                     {"wsd", 1.0, 1.0, 0.5}}) {
     std::vector<std::string> overrides{fmt::format("lr_schedule.type={}", row.type)};
     if (std::string(row.type) == "wsd") overrides.push_back("lr_schedule.decay_steps=2");
-    const auto options = schedule_options(config_with(overrides));
-    const auto tolerance = boost::test_tools::tolerance(1e-12);
+    auto options = schedule_options(config_with(overrides));
+    auto tolerance = boost::test_tools::tolerance(1e-12);
     BOOST_TEST(learning_rate(options, 4) == row.at_4, tolerance);
     BOOST_TEST(learning_rate(options, 5) == row.at_5, tolerance);
     BOOST_TEST(learning_rate(options, 9) == row.at_9, tolerance);

@@ -157,7 +157,7 @@ NcclCommunicator::~NcclCommunicator() {
 
 Work NcclCommunicator::launch(std::string_view call, cudaStream_t stream, std::vector<at::Tensor> tensors,
                               const Issue& issue, bool blocks) {
-  for (const auto& tensor : tensors) {
+  for (auto& tensor : tensors) {
     if (tensor.device() != backend_.device()) {
       throw ShapeError(fmt::format("axis {} is over NCCL: tensors must be on {}, not on {}", axis(),
                                    backend_.device().str(), tensor.device().str()));

@@ -39,7 +39,7 @@ std::string why_no_device(const std::vector<std::vector<std::string>>& visible, 
   if (visible[local_rank].empty()) return fmt::format("rank {} sees no CUDA device", ranks[local_rank]);
   Owners owners;
   choose(visible, owners);
-  const auto& device = visible[local_rank].front();
+  auto& device = visible[local_rank].front();
   return fmt::format("rank {} has no CUDA device of its own: {} is used by rank {}", ranks[local_rank], device,
                      ranks[owners.at(device)]);
 }

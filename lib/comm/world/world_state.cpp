@@ -43,7 +43,7 @@ void World::State::introduce() {
   std::vector<Introduction> all(world->size());
   check_mpi(MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all.data(), sizeof mine, MPI_BYTE, world->get()),
             "MPI_Allgather", "world");
-  for (const auto& each : all) places.push_back({each.host, each.local_rank, each.local_size, "cpu"});
+  for (auto& each : all) places.push_back({each.host, each.local_rank, each.local_size, "cpu"});
   launch = mix64(hash_text(places[0].host) +
                  mix64(static_cast<std::uint64_t>(::getpid()) ^ std::bit_cast<std::uint64_t>(wall_seconds())));
   check_mpi(MPI_Bcast(&launch, sizeof launch, MPI_BYTE, 0, world->get()), "MPI_Bcast", "world");

@@ -1,4 +1,5 @@
-// A model of one's own, built without memory, sharded over the ranks of an mpirun and trained with AdamW: learns y = 2x.
+// A model of one's own, built without memory, sharded over the ranks of an mpirun and trained with AdamW: learns y =
+// 2x.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
