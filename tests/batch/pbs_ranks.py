@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from batch_jobs import Held, ranks_of
 from pbs_jobs import pbs_of_a_clone, train_variables
-from harness import BINARY, case, expect, main, processes, read_bytes, says_once, scratch, steps_logged, until
+from harness import case, expect, main, processes, read_bytes, says_once, scratch, steps_logged, until
 from saved import steps_saved
 
 HERE = socket.gethostname()

@@ -3,6 +3,8 @@
 that Python makes is found where it is."""
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "support")]
 from harness import SOURCE, Skip, case, expect, main, meshard, scratch, training

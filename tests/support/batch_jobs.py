@@ -3,8 +3,6 @@ import os
 import re
 import shutil
 import signal
-import sys
-from pathlib import Path
 
 from harness import BINARY, SOURCE, processes, read_bytes, steps_logged, until
 
