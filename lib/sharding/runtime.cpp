@@ -12,6 +12,8 @@ namespace meshard {
 namespace {
 // Units whose gradients may be on the way while the next unit fills its own: two buffers in all, as `plan` counts them.
 constexpr std::size_t kReductionsInFlight = 1;
+// Units whose gradients are copied for the rest of their reduction.
+constexpr std::size_t kCopiesInFlight = 2;
 
 thread_local bool a_scope_is_open = false;
 }  // namespace
@@ -153,7 +155,7 @@ void ShardingRuntime::begin_backward() {
 
 void ShardingRuntime::before_backward(Unit& unit) {
   if (!in_backward_) begin_backward();
-  if (std::ranges::find(reducing_, &unit) != reducing_.end()) retire_reductions(0);
+  finish_reductions_of(unit);
   backward_order_.enter(&unit);
   gather(unit, backward_order_);
   unit.begin_backward();
@@ -167,16 +169,37 @@ void ShardingRuntime::after_backward(Unit& unit) {
 void ShardingRuntime::reduce(Unit& unit) {
   unit.end_backward();
   reduced_.insert(&unit);
+  for (auto* each : finalizing_) each->continue_finalize();
   retire_reductions(kReductionsInFlight - 1);
   unit.start_reduce();
   reducing_.push_back(&unit);
+  while (!reducing_.empty() && !reducing_.front()->is_reducing()) retire_reductions(reducing_.size() - 1);
 }
 
+// What is reduced within the mesh goes on its way over the other axes at once, in the step's last microbatch.
 void ShardingRuntime::retire_reductions(std::size_t leave) {
   while (reducing_.size() > leave) {
-    reducing_.front()->finish_reduce();
+    auto* unit = reducing_.front();
     reducing_.pop_front();
+    unit->finish_reduce();
+    if (!last_microbatch_) continue;
+    if (unit->copies_to_finalize()) finish_finalizations(kCopiesInFlight - 1);
+    unit->start_finalize();
+    finalizing_.push_back(unit);
   }
+}
+
+void ShardingRuntime::finish_finalizations(std::size_t leave) {
+  while (finalizing_.size() > leave) {
+    finalizing_.front()->finish_finalize();
+    finalizing_.pop_front();
+  }
+}
+
+// A unit that runs once more in one backward: what it gave so far must not be added to while it is on the way.
+void ShardingRuntime::finish_reductions_of(const Unit& unit) {
+  if (std::ranges::find(reducing_, &unit) != reducing_.end()) retire_reductions(0);
+  if (std::ranges::find(finalizing_, &unit) != finalizing_.end()) finish_finalizations(0);
 }
 
 void ShardingRuntime::end_backward() {
@@ -188,8 +211,7 @@ void ShardingRuntime::end_backward() {
   backward_order_.end();
   in_backward_ = false;
   release_unused();
-  if (!last_microbatch_) return;
-  for (auto& unit : units_) unit->finalize();
+  finish_finalizations(0);
 }
 
 // -- what a training loop asks ----------------------------------------------------------------------------------------
@@ -223,8 +245,14 @@ std::vector<FlatShard> ShardingRuntime::weight_shards() const {
   return shards;
 }
 
+// What the next forward needs first comes first.
 void ShardingRuntime::refresh_weights() {
-  for (auto& unit : units_) unit->refresh();
+  std::set<const Unit*> refreshed;
+  auto refresh = [&](Unit& unit) {
+    if (refreshed.insert(&unit).second) unit.refresh();
+  };
+  for (auto* unit : forward_order_.units) refresh(*unit);
+  for (auto& unit : units_) refresh(*unit);
 }
 
 void ShardingRuntime::zero_grad() {

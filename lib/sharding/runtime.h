@@ -75,7 +75,8 @@ class ShardingRuntime {
   /// Local. The same without gradients: what an optimizer allocates state for, before the first backward too.
   std::vector<FlatShard> weight_shards() const;
   /// Collective over the axes where P holds more than O. Main weights -> model weights, for every unit: call it after
-  /// filling main weights and after every optimizer step. Issued here, waited for at the first use.
+  /// filling main weights and after every optimizer step. Issued here, in the order of the last forward; waited for at
+  /// the first use.
   void refresh_weights();
   /// Local. Empties pending and final gradients.
   void zero_grad();
@@ -114,6 +115,8 @@ class ShardingRuntime {
   void end_backward();
   void reduce(Unit& unit);
   void retire_reductions(std::size_t leave);
+  void finish_finalizations(std::size_t leave);
+  void finish_reductions_of(const Unit& unit);
   CommAxes communicators(const GroupPlacement& placement) const;
 
   Module& root_;
@@ -129,7 +132,7 @@ class ShardingRuntime {
   bool in_backward_ = false;
   int forward_depth_ = 0;
   Order forward_order_, backward_order_;
-  std::deque<Unit*> reducing_;
+  std::deque<Unit*> reducing_, finalizing_;  // in order of issue
   std::set<const Unit*> reduced_;  // in this backward
 };
 

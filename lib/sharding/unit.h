@@ -60,8 +60,15 @@ class Unit {
   void start_reduce();
   /// Local. Waits, and adds into the pending gradients.
   void finish_reduce();
-  /// Collective over the axes that are Partial in G. The rest of the reduction: pending gradients become final ones.
-  void finalize();
+  /// Local. A reduction of this unit is on the way, and not waited for.
+  bool is_reducing() const;
+
+  /// Collective over the axes that are Partial in G. The rest of the reduction, by which pending gradients become final
+  /// ones: issues the first axis; waits for that and issues the next, if there is one; waits for all that is left.
+  void start_finalize();
+  void continue_finalize();
+  void finish_finalize();
+  bool copies_to_finalize() const;  ///< of its gradients, while that is under way
 
   /// Collective over the axes where P holds more than O. Main weights -> model weights; does not wait (the next use
   /// does). From here on the parameters have values.
