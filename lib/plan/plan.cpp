@@ -50,21 +50,22 @@ Plan make_plan(const Config& config, int ranks) {
   Precision precision;
   for (auto& model_unit : model_units(model)) {
     auto options = shard_options(config, model_unit);
-    auto* module = model_unit.module;
-    bool root = model_unit.kind == ModelUnit::Kind::Root;
-    PlannedUnit unit{root ? "root" : names.of(*module), model_unit.kind, options.mesh, {}, {}};
+    auto& own = model_unit.modules;
+    PlannedUnit unit{unit_name(own, names), model_unit.kind, options.mesh, {}, {}, *options.keep};
     unit.placement = place_unit(options.mesh, options.strategy, plan.mesh);
-    unit.groups = plan_groups(*module, names, modules, owned, unit.placement.num_shards);
+    unit.groups = plan_groups(own, names, modules, owned, unit.placement.num_shards);
+    modules.insert(own.begin(), own.end());
+    if (unit.groups.empty()) continue;
+    auto gathers = unit.keep == Unit::Keep::Nothing ? 2 : 1;
     for (auto& group : unit.groups) {
       for (auto& entry : group.parameters) owned.insert(entry.parameter.id());
       // Ranks that hold other experts have buffers of their own.
       auto copies = options.mesh == UnitMesh::Expert ? plan.mesh.expert() : 1;
       plan.padding_bytes += copies * group.layout.padding() * at::elementSize(group.dtype);
-      add_group_traffic(traffic, group, unit.placement, plan.mesh, options.precision, microbatches, root);
+      add_group_traffic(traffic, group, unit.placement, plan.mesh, options.precision, microbatches, gathers);
       add_group_bytes(plan.bytes, group, unit.placement, plan.mesh, options.precision, optimizer_bytes);
     }
     count_parameters(plan, unit);
-    modules.insert(module);
     plan.units.push_back(std::move(unit));
     precision = options.precision;
   }

@@ -4,7 +4,8 @@
 //
 //   ShardingRuntime runtime(model, mesh);
 //   for (auto* layer : model.layers()) runtime.fully_shard(*layer, options);
-//   runtime.fully_shard(model, options);                 // the root last
+//   runtime.fully_shard({&model.norm(), &model.head()}, options);
+//   runtime.fully_shard(model, options);                 // the root last, with what is left
 //   fill main weights (for_each_owned), runtime.refresh_weights()
 //   per microbatch, the last one without the scope:
 //     { auto scope = runtime.no_sync(); model.loss(...).backward(); }
@@ -47,7 +48,10 @@ class ShardingRuntime {
   /// storage, and values are the caller's to fill; meta buffers get their declared value, real ones are not touched.
   /// LogicError if it is sharded already, not below the root, or the root is; ArgumentError or ShapeError for what
   /// cannot be sharded. A failed call leaves the module as it was.
-  Unit& fully_shard(Module& module, const ShardOptions& options);
+  Unit& fully_shard(Module& module, const ShardOptions& options) { return fully_shard(std::vector{&module}, options); }
+  /// Local. The same for modules that run one after another, as one unit: it begins at the first one's input and ends
+  /// at the last one's output. ArgumentError if there are none.
+  Unit& fully_shard(const std::vector<Module*>& modules, const ShardOptions& options);
 
   /// Local. Units in the order of fully_shard: children before parents.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -109,7 +113,8 @@ class ShardingRuntime {
   };
 
   void close_scope();
-  void gather(Unit& unit, const Order& order);
+  enum class Pass { Forward, Backward };
+  void gather(Unit& unit, const Order& order, Pass pass);
   void release_unused();
   void begin_backward();
   void end_backward();

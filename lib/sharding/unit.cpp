@@ -8,8 +8,8 @@
 
 namespace meshard {
 
-Unit::Unit(std::string name, Module& module, Keep keep, Groups groups)
-    : name_(std::move(name)), module_(module), keep_(keep), groups_(std::move(groups)) {
+Unit::Unit(std::string name, std::vector<Module*> modules, Keep keep, Groups groups)
+    : name_(std::move(name)), modules_(std::move(modules)), keep_(keep), groups_(std::move(groups)) {
   has_values_ = std::ranges::none_of(groups_, [](auto& group) { return group->from_meta(); });
 }
 
