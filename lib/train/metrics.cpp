@@ -113,7 +113,7 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   line["mfu"] = config_.logging.peak_tflops ? Json(tflops / *config_.logging.peak_tflops) : Json(nullptr);
   line["mem_peak_bytes"] = static_cast<std::int64_t>(memory.max);
   line["data_ms"] = record.data_seconds * 1e3;
-  line["comm_ms"] = traffic.seconds() * 1e3;
+  line["comm_ms"] = traffic.exposed() * 1e3;
   line["comm_bytes"] = traffic_json(traffic);
   line["checkpoint_stall_ms"] = record.stall_seconds * 1e3;
   if (record.balance) line["moe"] = balance_json(*record.balance);

@@ -46,7 +46,7 @@ World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
     problem = error.what();
   }
   state_->fail_together(problem);
-  state_->engine.emplace();
+  state_->engine.emplace(*state_->recorder);
   state_->control = std::make_unique<MpiCommunicator>(MpiComm::duplicate(state_->world->get(), kControlAxis),
                                                       state_->world->get(), std::string(kControlAxis), *state_->engine,
                                                       *state_->recorder, kMaxMessageBytes);
@@ -166,6 +166,7 @@ Communicator& World::control() {
   return *state_->control;
 }
 Ledger& World::ledger() {
+  state_->recorder->collect();
   return state_->recorder->ledger(false);
 }
 Ledger& World::control_ledger() {

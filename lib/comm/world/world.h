@@ -88,7 +88,7 @@ class World {
   std::unique_ptr<Communicator> split(int color, int key, const std::string& axis,
                                       std::int64_t max_message_bytes = kMaxMessageBytes);
 
-  /// Per-step traffic of everything that is not control. The trainer clears it each step.
+  /// Per-step traffic of everything that is not control, and its time up to now. The trainer clears it each step.
   Ledger& ledger();
   /// Control traffic, since the start.
   Ledger& control_ledger();
