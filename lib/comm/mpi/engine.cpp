@@ -14,7 +14,7 @@ namespace meshard {
 
 namespace {
 
-constexpr std::chrono::microseconds kThreadNap{500};
+const std::chrono::microseconds kThreadNap{getenv("NAP") ? atoi(getenv("NAP")) : 500};
 
 class Backoff {
  public:
