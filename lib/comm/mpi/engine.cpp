@@ -14,7 +14,7 @@ namespace meshard {
 
 namespace {
 
-const std::chrono::microseconds kThreadNap{getenv("NAP") ? atoi(getenv("NAP")) : 500};
+constexpr std::chrono::microseconds kThreadNap{500};
 
 class Backoff {
  public:
