@@ -20,7 +20,7 @@ struct MetricInfo {
   MetricNature nature;
 };
 
-inline constexpr std::array<MetricInfo, 36> kMetrics = {{
+inline constexpr std::array<MetricInfo, 38> kMetrics = {{
     {"step", "steps done", MetricNature::Result},
     {"tokens", "tokens consumed so far", MetricNature::Result},
     {"loss", "nats a token", MetricNature::Result},
@@ -39,7 +39,9 @@ inline constexpr std::array<MetricInfo, 36> kMetrics = {{
     {"mfu", "share of logging.peak_tflops", MetricNature::Measurement},
     {"mem_peak_bytes", "bytes of the largest rank", MetricNature::Measurement},
     {"data_ms", "ms, rank 0", MetricNature::Measurement},
-    {"comm_ms", "ms, rank 0", MetricNature::Measurement},
+    {"comm_ms", "ms that computation waited for communication, rank 0", MetricNature::Measurement},
+    {"comm_exposed_ms", "the same, by axis", MetricNature::Measurement},
+    {"comm_busy_ms", "ms in which any was under way, rank 0", MetricNature::Measurement},
     {"comm_bytes", "bytes and calls, rank 0", MetricNature::Measurement},
     {"checkpoint_stall_ms", "ms, rank 0", MetricNature::Measurement},
     {"moe.aux_loss", "", MetricNature::Result},

@@ -42,7 +42,8 @@ struct CallRecord {
   std::string_view operation;
   std::string axis;
   bool control = false;
-  double since = 0.0;  ///< steady clock, seconds: when its issue, and later the wait for it, began
+  double entered = 0.0;  ///< steady_seconds()
+  double since = 0.0;    ///< the same: when its issue, and later the wait for it, began
 };
 
 /// A pending operation. Waiting is idempotent; a Work that is destroyed unwaited waits in its destructor. While an
@@ -54,10 +55,11 @@ class Work {
     virtual ~Pending() = default;
     /// Local. Blocks until done (mpi) or makes the current stream wait (nccl). Throws CommError.
     virtual void wait() = 0;
-    /// Local. True if wait() returning means that the operation is complete (mpi). A backend that says false is told
-    /// the call's record, and reports its completion to the Recorder when the device is done (nccl).
+    /// Local. True if wait() returning means that the operation is complete (mpi): the time in it, and in the issue,
+    /// is exposed. Where it only queues a wait (nccl), the device knows what was exposed.
     virtual bool complete_after_wait() const { return true; }
-    virtual void issued(const CallRecord& call) {}
+    /// Local. The call's record. The backend reports its completion to the Recorder once it knows of it.
+    virtual void issued(const CallRecord& call) = 0;
   };
 
   Work() = default;  ///< already complete

@@ -2,19 +2,14 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <cstring>
 
 namespace meshard {
 
 namespace {
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void mark_left(FlightRecord& ring, std::uint64_t sequence) {
+void mark_left(FlightRecord& ring, std::uint64_t sequence, double seconds_ago) {
   auto& entry = ring.entries[sequence % kFlightEntries];
-  if (entry.sequence == sequence) entry.left = wall_seconds();
+  if (entry.sequence == sequence && entry.left == 0.0) entry.left = wall_seconds() - seconds_ago;
 }
 }  // namespace
 
@@ -33,8 +28,11 @@ CallRecord Recorder::enter(std::string_view operation, const std::string& axis, 
                   .operation = operation,
                   .axis = axis,
                   .control = info.control || axis == kControlAxis,
-                  .since = steady_seconds()};
+                  .entered = steady_seconds()};
+  call.since = call.entered;
   ledger(call.control).add(operation, axis, bytes);
+  // Nobody asks for the time of control traffic, and its ledger is never cleared.
+  if (!call.control) ledger_.open(call.sequence, call.entered);
   auto& entry = ring().entries[call.sequence % kFlightEntries];
   entry.sequence = call.sequence;
   entry.bytes = bytes;
@@ -48,7 +46,7 @@ CallRecord Recorder::enter(std::string_view operation, const std::string& axis, 
 }
 
 void Recorder::issued(const CallRecord& call) {
-  ledger(call.control).add_seconds(call.operation, call.axis, steady_seconds() - call.since);
+  if (!call.control) ledger_.add_exposed(call.axis, steady_seconds() - call.since);
 }
 
 void Recorder::begin_wait(CallRecord& call) {
@@ -61,12 +59,16 @@ void Recorder::end_wait(CallRecord& call, bool complete) {
   ring().waiting.store(0, std::memory_order_release);
   if (!complete) return;
   issued(call);
-  mark_left(ring(), call.sequence);
+  mark_left(ring(), call.sequence, 0.0);
 }
 
-void Recorder::complete(const CallRecord& call, double seconds) {
-  ledger(call.control).add_seconds(call.operation, call.axis, seconds);
-  mark_left(ring(), call.sequence);
+void Recorder::complete(const CallRecord& call, const CallTimes& times) {
+  if (!call.control) ledger_.close(call.axis, call.sequence, times);
+  mark_left(ring(), call.sequence, steady_seconds() - times.end);
+}
+
+void Recorder::collect() {
+  for (auto& collector : collectors_) collector();
 }
 
 void Recorder::enter_phase(std::string_view phase) {

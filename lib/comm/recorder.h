@@ -4,10 +4,12 @@
 // reads the ring.
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "comm/communicator.h"
 #include "comm/flight_recorder.h"
@@ -25,14 +27,19 @@ class Recorder {
 
   /// Local. A collective begins: next sequence number, one more call in its ledger. The clock of its cost starts.
   CallRecord enter(std::string_view operation, const std::string& axis, std::int64_t bytes, const CallInfo& info);
-  /// Local. The backend has taken the call.
+  /// Local. The backend has taken the call; the time since enter() was exposed.
   void issued(const CallRecord& call);
   /// Local. The rank begins to wait for it. One wait at a time.
   void begin_wait(CallRecord& call);
-  /// Local. The wait is over; `complete`: so is the operation.
+  /// Local. The wait is over; `complete`: so is the operation, and the time since begin_wait() was exposed.
   void end_wait(CallRecord& call, bool complete);
-  /// Local. The operation of a backend that reports completion itself is done, and took so long on the device.
-  void complete(const CallRecord& call, double seconds);
+  /// Local. The operation is done. `times.exposed` is what issued() and end_wait() have not counted. Every backend
+  /// reports every operation once; at the latest when it is asked to.
+  void complete(const CallRecord& call, const CallTimes& times);
+  /// Local. Before a ledger is read, `collector` is called: it reports what is done and was not reported yet. Only from
+  /// the owning thread.
+  void add_collector(std::function<void()> collector) { collectors_.push_back(std::move(collector)); }
+  void collect();
 
   /// Local. Names what the rank is about, for the watchdog's summary.
   void enter_phase(std::string_view phase);
@@ -54,6 +61,7 @@ class Recorder {
   mutable std::mutex mutex_;
   std::unique_ptr<FlightRecorder> file_;
   Ledger ledger_, control_ledger_;
+  std::vector<std::function<void()>> collectors_;
 };
 
 }  // namespace meshard

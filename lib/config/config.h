@@ -181,6 +181,7 @@ struct RegressionConfig {
 
 struct CommConfig {
   enum class Backend { Auto, Mpi, Nccl } backend = Backend::Auto;
+  enum class Progress { Auto, Thread, None } progress = Progress::Auto;
   int timeout_s = 600;
   bool operator==(const CommConfig&) const = default;
 };

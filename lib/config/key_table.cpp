@@ -279,6 +279,9 @@ void add_the_rest(std::vector<Key>& t) {
                   "file that the chosen expert ids are written to"));
   t.push_back(key("regression.replay_routing", FIELD(regression.replay_routing), {}, "file of expert ids to force"));
   t.push_back(key("comm.backend", FIELD(comm.backend), {}, "auto: nccl where every rank has a GPU, else mpi"));
+  t.push_back(key("comm.progress", FIELD(comm.progress), {},
+                  "mpi, who moves messages while a rank computes: a thread, or none; auto: a thread where ranks are on "
+                  "several hosts"));
   t.push_back(key("comm.timeout_s", FIELD(comm.timeout_s), at_least(1), "a collective that takes longer is a hang, s"));
 }
 

@@ -153,6 +153,19 @@ std::string_view word_of(CommConfig::Backend value) {
   return "";
 }
 
+std::string_view word_of(CommConfig::Progress value) {
+  switch (value) {
+    using enum CommConfig::Progress;
+    case Auto:
+      return "auto";
+    case Thread:
+      return "thread";
+    case None:
+      return "none";
+  }
+  return "";
+}
+
 int edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<int>> d(a.size() + 1, std::vector<int>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = static_cast<int>(i);

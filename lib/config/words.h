@@ -25,6 +25,7 @@ std::string_view word_of(DataConfig::OnChange value);
 std::string_view word_of(CheckpointConfig::OnError value);
 std::string_view word_of(HealthConfig::OnNonfinite value);
 std::string_view word_of(CommConfig::Backend value);
+std::string_view word_of(CommConfig::Progress value);
 
 template <class E>
 concept WordEnum = std::is_enum_v<E> && requires(E value) {

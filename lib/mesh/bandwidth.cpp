@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 
 #include "comm/ledger.h"
 #include "mesh/placement_check.h"
@@ -160,10 +159,6 @@ std::vector<double> max_over_ranks(World& world, const std::vector<double>& valu
 
 void synchronize(at::Device device) {
   if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
-}
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 }  // namespace meshard

@@ -42,7 +42,4 @@ std::vector<double> max_over_ranks(World& world, const std::vector<double>& valu
 /// Local. Returns once the device has done all that it was given.
 void synchronize(at::Device device);
 
-/// Local. Seconds of a steady clock.
-double steady_seconds();
-
 }  // namespace meshard

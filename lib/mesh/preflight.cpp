@@ -14,6 +14,7 @@
 
 #include "base/cores.h"
 #include "base/json_text.h"
+#include "comm/ledger.h"
 #include "comm/nccl/device_backend.h"
 #include "mesh/placement_check.h"
 

@@ -47,6 +47,7 @@ Settings csv_cells(const RunReport& run) {
           {"step_ms", csv_number(numbers.step_ms)},
           {"data_ms", csv_number(numbers.data_ms)},
           {"comm_ms", csv_number(numbers.comm_ms)},
+          {"comm_busy_ms", csv_number(numbers.comm_busy_ms)},
           {"checkpoint_stall_ms", csv_number(numbers.stall_ms)},
           {"mem_peak_bytes", csv_number(numbers.mem_peak_bytes)},
           {"requeues", state.starts > 0 ? csv_count(state.starts - 1) : ""},

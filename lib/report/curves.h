@@ -16,7 +16,8 @@ enum class Curve {
   Memory,
   StepMs,  ///< median over the ranks
   DataMs,
-  CommMs,
+  CommMs,      ///< that computation waited
+  CommBusyMs,  ///< that anything was under way
   StallMs,
   AuxLoss,
   ZLoss,
@@ -28,9 +29,9 @@ enum class Curve {
 };
 
 /// The metrics (base/metric_names.h) that they show, in the order of the enum; those of layers without their "moe.".
-inline constexpr std::array<std::string_view, 17> kCurveNames = {
+inline constexpr std::array<std::string_view, 18> kCurveNames = {
     "loss",    "grad_norm",           "lr",       "tokens_per_s", "mfu",     "mem_peak_bytes", "step_ms",  "data_ms",
-    "comm_ms", "checkpoint_stall_ms", "aux_loss", "z_loss",       "max_vio", "bias_min",       "bias_max", "dead",
+    "comm_ms", "comm_busy_ms", "checkpoint_stall_ms", "aux_loss", "z_loss",       "max_vio", "bias_min",       "bias_max", "dead",
     "dropped"};
 
 }  // namespace meshard

@@ -106,6 +106,7 @@ PageJson facts_json(const RunReport& run) {
           {"step_ms", optional_json(numbers.step_ms)},
           {"data_ms", optional_json(numbers.data_ms)},
           {"comm_ms", optional_json(numbers.comm_ms)},
+          {"comm_busy_ms", optional_json(numbers.comm_busy_ms)},
           {"stall_ms", optional_json(numbers.stall_ms)},
           {"mesh", run.facts.mesh},
           {"hosts", run.facts.hosts},

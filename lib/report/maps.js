@@ -1,5 +1,5 @@
 // One run in detail: where its steps' time went, and heat maps of its experts.
-const PARTS = [["data", "data"], ["comm", "communication"], ["rest", "rest"], ["stall", "checkpoint stall"]];
+const PARTS = [["data", "data"], ["comm", "exposed communication"], ["rest", "rest"], ["stall", "checkpoint stall"]];
 
 function time_parts(step_ms, data_ms, comm_ms, stall_ms) {
   const own = Math.min(data_ms || 0, step_ms), comm = Math.min(comm_ms || 0, step_ms - own);
@@ -15,6 +15,7 @@ function draw_times() {
   const rows = runs.flatMap((run) => {
     const parts = time_parts(run.step_ms, run.data_ms, run.comm_ms, run.stall_ms);
     const text = PARTS.map(([, title], i) => `${title} ${milliseconds(parts[i])}`);
+    if (exists(run.comm_busy_ms)) text.push(`communication under way, beside all these: ${milliseconds(run.comm_busy_ms)}`);
     const track = make(
         "div", {
           class: "track",

@@ -54,6 +54,7 @@ RunNumbers numbers_of(const RunLines& lines) {
   numbers.step_ms = mean_of(steps[Curve::StepMs]);
   numbers.data_ms = mean_of(steps[Curve::DataMs]);
   numbers.comm_ms = mean_of(steps[Curve::CommMs]);
+  numbers.comm_busy_ms = mean_of(steps[Curve::CommBusyMs]);
   numbers.stall_ms = mean_of(steps[Curve::StallMs]);
   for (auto dropped : steps[Curve::Dropped]) numbers.dropped += std::isnan(dropped) ? 0.0 : dropped;
   numbers.nonfinite_lines = std::ranges::count(steps.nonfinite, true);

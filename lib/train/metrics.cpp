@@ -97,6 +97,8 @@ void Metrics::header(const Json& header) {
 }
 
 void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progress) {
+  // Before the ranks wait for each other: that is no part of the step.
+  auto busy = std::min(traffic.busy(steady_seconds()), record.seconds);
   auto spreads = spreads_over_ranks(world_, {record.seconds * 1e3, static_cast<double>(peak_memory_bytes())});
   auto &ms = spreads[0], &memory = spreads[1];
   auto tokens_per_step = static_cast<double>(config_.train.global_batch_size * config_.train.seq_len);
@@ -113,7 +115,10 @@ void Metrics::step(const StepRecord& record, const Ledger& traffic, bool progres
   line["mfu"] = config_.logging.peak_tflops ? Json(tflops / *config_.logging.peak_tflops) : Json(nullptr);
   line["mem_peak_bytes"] = static_cast<std::int64_t>(memory.max);
   line["data_ms"] = record.data_seconds * 1e3;
-  line["comm_ms"] = traffic.seconds() * 1e3;
+  line["comm_ms"] = traffic.exposed() * 1e3;
+  line["comm_exposed_ms"] = Json::object();
+  for (auto& [axis, seconds] : traffic.exposed_by_axis()) line["comm_exposed_ms"][axis] = seconds * 1e3;
+  line["comm_busy_ms"] = busy * 1e3;
   line["comm_bytes"] = traffic_json(traffic);
   line["checkpoint_stall_ms"] = record.stall_seconds * 1e3;
   if (record.balance) line["moe"] = balance_json(*record.balance);

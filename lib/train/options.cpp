@@ -60,6 +60,19 @@ Backend backend_of(CommConfig::Backend backend) {
   throw LogicError("unknown backend");
 }
 
+MpiProgress progress_of(CommConfig::Progress progress) {
+  using From = CommConfig::Progress;
+  switch (progress) {
+    case From::Auto:
+      return MpiProgress::Auto;
+    case From::Thread:
+      return MpiProgress::Thread;
+    case From::None:
+      return MpiProgress::None;
+  }
+  throw LogicError("unknown progress");
+}
+
 }  // namespace
 
 ScheduleOptions schedule_options(const Config& config) {
@@ -81,6 +94,7 @@ CorpusOptions corpus_options(const Config& config) {
 WorldOptions world_options(const Config& config) {
   WorldOptions options;
   options.backend = backend_of(config.comm.backend);
+  options.progress = progress_of(config.comm.progress);
   options.timeout = std::chrono::seconds(config.comm.timeout_s);
   return options;
 }

@@ -11,7 +11,7 @@ DATA = SOURCE / "build/data/jargon.txt.gz"
 CUT = {"train.steps": 8, "train.eval_interval": 4, "train.eval_batches": 1, "lr_schedule.warmup_steps": 2,
        "logging.interval": 1}
 STEP_KEYS = {"step", "tokens", "loss", "bits_per_byte", "grad_norm", "lr", "step_ms", "tokens_per_s", "tflops", "mfu",
-             "mem_peak_bytes", "data_ms", "comm_ms", "comm_bytes", "checkpoint_stall_ms", "nonfinite"}
+             "mem_peak_bytes", "data_ms", "comm_ms", "comm_exposed_ms", "comm_busy_ms", "comm_bytes", "checkpoint_stall_ms", "nonfinite"}
 HEADER_KEYS = {"versions", "mesh", "ranks", "config_hash", "model_hash"}
 STEP_LINE = re.compile(r"step \d+/8 \| loss \d+\.\d{4} \| bpb \d+\.\d{3} \| norm \d+\.\d+ \| lr \d\.\de[-+]\d\d \| "
                        r"\d+ ms \| \d+(\.\d)?k? tok/s \| ETA (\d+:)?\d?\d:\d\d")

@@ -34,6 +34,17 @@ void compute_apart(World& world) {
   world.control().barrier();
 }
 
+// Rank 1 leaves while collectives are on their way, in the hands of a thread, and takes its communicator down.
+void leave_in_flight(Communicator& axis, bool all) {
+  auto full = at::zeros({axis.size() << 20}, at::kFloat), sum = at::zeros({1 << 20}, at::kFloat);
+  auto gathered = axis.all_gather(full, full.narrow(0, axis.rank() << 20, 1 << 20));
+  auto reduced = axis.all_reduce(sum, ReduceOp::Sum);
+  if (all || axis.rank() == 1) throw IoError("left in flight");
+  gathered.wait();
+  reduced.wait();
+  gather(axis, 0);
+}
+
 void misbehave(World& world, const std::string& mode) {
   auto axis = world.split(0, world.rank(), "dp_shard");
   world.enter_phase("training");
@@ -45,6 +56,7 @@ void misbehave(World& world, const std::string& mode) {
     throw IoError("cannot write metrics.jsonl: No space left on device");
   }
   if (mode == "all") throw ConfigError(world.all_end(patience) ? "3 problems in run.yaml" : "the others go on");
+  if (mode == "flight" || mode == "flight_all") leave_in_flight(*axis, mode == "flight_all");
   if (mode == "each") throw CommError("problem of rank " + std::to_string(world.rank()));
   gather(*axis, 0);
 }
@@ -58,6 +70,7 @@ int main(int argc, char** argv) {
   // Where a rank fails, its peers must end because of that and not because of the watchdog.
   options.timeout = std::chrono::seconds(mode == "stop" || mode == "compute" ? 2 : 60);
   if (argc > 2) options.dump_dir = argv[2];
+  if (mode.starts_with("flight")) options.progress = MpiProgress::Thread;
   if (mode == "expect") options.expect_ranks = 64;
   try {
     World world(options);

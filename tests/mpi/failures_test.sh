@@ -55,6 +55,15 @@ check "an exception through the World ends all with 70" is "$code" 70
 check "it reaches main" says "nobody caught this inside"
 check "long before the watchdog" [ "$seconds" -le 40 ]
 
+# Catches: a thread that goes on with what an exception left behind, or that keeps the process from ending.
+run 3 flight
+check "an error while collectives are in flight ends all with 70" is "$code" 70
+check "it is printed once, with rank and host" is "$(count '^rank 1 on .*: left in flight')" 1
+check "long before the watchdog" [ "$seconds" -le 40 ]
+run 3 flight_all
+check "of all ranks, too" is "$code" 70
+check "then it is printed as it is" is "$(count '^left in flight')" 1
+
 # Catches: a world of another size that trains nevertheless.
 run 2 expect
 check "another number of ranks than expected is refused" is "$code" 2

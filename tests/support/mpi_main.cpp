@@ -80,6 +80,11 @@ Backend wanted_backend() {
   return std::string(name) == "nccl" ? Backend::Nccl : Backend::Auto;
 }
 
+MpiProgress wanted_progress() {
+  const char* name = std::getenv("MESHARD_TEST_PROGRESS");
+  return name && std::string(name) == "thread" ? MpiProgress::Thread : MpiProgress::Auto;
+}
+
 void make_folder() {
   folder =
       world->share_text((std::filesystem::temp_directory_path() / fmt::format("meshard-test-{}", ::getpid())).string());
@@ -120,6 +125,7 @@ int main(int argc, char** argv) {
   try {
     WorldOptions options;
     options.backend = wanted_backend();
+    options.progress = wanted_progress();
     options.timeout = kHangTimeout;
     world.emplace(options);
   } catch (const ConfigError& error) {

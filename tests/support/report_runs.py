@@ -16,6 +16,7 @@ DENSE = {"ranks": 4, "mesh": {"dp_outer": 2, "dp_shard": 2, "expert_dp": 4, "exp
 LINE = ('{{"step":{step},"tokens":{tokens},"loss":{loss!r},"bits_per_byte":{bits!r},"grad_norm":{norm!r},"lr":{lr!r},'
         '"step_ms":{{"min":{low!r},"median":{median!r},"max":{high!r}}},"tokens_per_s":{speed!r},'
         '"tflops":0.016741717580724413,"mfu":null,"mem_peak_bytes":{memory},"data_ms":0.02108,"comm_ms":{comm!r},'
+        '"comm_exposed_ms":{{"dp_shard":{comm!r}}},"comm_busy_ms":{busy!r},'
         '"comm_bytes":{{"all_gather":{{"dp_shard":{{"count":9,"bytes":6799104}},'
         '"expert_dp":{{"count":6,"bytes":5308416}}}},"all_reduce":{{"world":{{"count":1,"bytes":288}}}},'
         '"reduce_scatter":{{"dp_shard":{{"count":5,"bytes":3552768}},"expert_dp":{{"count":3,"bytes":2654208}}}}}},'
@@ -69,6 +70,7 @@ def step_lines(lines, interval=1, seed=1, lr=3e-3, floor=1.6, speed=1.3e4, exper
                           lr=lr * min(1.0, step / (20 * interval)) * (0.55 + 0.45 * math.cos(math.pi * share)),
                           low=median * 0.98, median=median, high=median * 1.02, speed=1e3 * batch / (median * 1.02),
                           memory=251_000_000 + 1_000_000 * (step > 20), comm=median * (0.2 + 0.05 * generator.random()),
+                          busy=median * 0.4,
                           stall=median * 0.4 if step % (100 * interval) == 0 else 0.0, moe=moe)
 
 

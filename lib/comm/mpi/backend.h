@@ -1,6 +1,8 @@
 #pragma once
 // Communicator over MPI, for host tensors.
 
+#include <optional>
+
 #include "comm/communicator.h"
 #include "comm/mpi/engine.h"
 #include "comm/mpi/operations.h"
@@ -13,6 +15,8 @@ class MpiCommunicator : public Communicator {
   /// Local. Takes a communicator over; `engine` and `recorder` must live longer.
   MpiCommunicator(MpiComm comm, MPI_Comm world, const std::string& axis, MpiEngine& engine, Recorder& recorder,
                   std::int64_t max_message_bytes);
+  /// Collective over its ranks, as that of MpiComm. Operations that an exception left behind go no further.
+  ~MpiCommunicator() override;
 
  protected:
   Work do_all_gather(at::Tensor full, at::Tensor shard) override;
@@ -26,9 +30,10 @@ class MpiCommunicator : public Communicator {
 
  private:
   void check_host(const at::Tensor& tensor) const;
-  Work pending(std::unique_ptr<MpiOperation> operation);
+  template <typename Start>
+  Work issue(Start start);
 
-  MpiComm comm_;
+  std::optional<MpiComm> comm_;
   MpiEngine& engine_;
   MpiChannel channel_;
 };

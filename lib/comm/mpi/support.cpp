@@ -18,12 +18,12 @@ void check_mpi(int code, std::string_view call, std::string_view axis) {
 }
 
 MpiEnvironment::MpiEnvironment() {
-  int initialised = 0, provided = MPI_THREAD_SINGLE;
+  int initialised = 0;
   MPI_Initialized(&initialised);
   if (initialised) throw CommError("MPI is initialised already: one World per process");
-  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread", "world");
-  if (provided < MPI_THREAD_FUNNELED) {
-    throw CommError(fmt::format("this MPI provides thread level {}; MPI_THREAD_FUNNELED ({}) is needed", provided,
+  check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided_), "MPI_Init_thread", "world");
+  if (provided_ < MPI_THREAD_FUNNELED) {
+    throw CommError(fmt::format("this MPI provides thread level {}; MPI_THREAD_FUNNELED ({}) is needed", provided_,
                                 static_cast<int>(MPI_THREAD_FUNNELED)));
   }
 }
@@ -34,6 +34,8 @@ MpiEnvironment::~MpiEnvironment() {
 
 MpiComm::MpiComm(MPI_Comm comm) : comm_(comm) {
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  MPI_Comm_rank(comm_, &rank_);
+  MPI_Comm_size(comm_, &size_);
 }
 
 MpiComm MpiComm::duplicate(MPI_Comm parent, std::string_view axis) {
@@ -58,18 +60,6 @@ MpiComm::~MpiComm() {
   int finalised = 0;
   MPI_Finalized(&finalised);
   if (comm_ != MPI_COMM_NULL && !finalised && std::uncaught_exceptions() == 0) MPI_Comm_free(&comm_);
-}
-
-int MpiComm::rank() const {
-  int rank = 0;
-  MPI_Comm_rank(comm_, &rank);
-  return rank;
-}
-
-int MpiComm::size() const {
-  int size = 0;
-  MPI_Comm_size(comm_, &size);
-  return size;
 }
 
 std::vector<int> MpiComm::members_in(MPI_Comm world) const {

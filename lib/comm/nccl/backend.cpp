@@ -95,7 +95,8 @@ void InFlight::add(Entry entry) {
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [](const Entry& each) {
     if (!each.end->done()) return false;
-    each.recorder->complete(each.call, each.end->seconds_since(*each.start));
+    auto now = steady_seconds();
+    each.recorder->complete(each.call, {.begin = now - each.end->seconds_since(*each.start), .end = now});
     return true;
   });
   entries_.push_back(std::move(entry));

@@ -46,7 +46,7 @@ World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
     problem = error.what();
   }
   state_->fail_together(problem);
-  state_->engine.emplace();
+  state_->engine.emplace(*state_->recorder);
   state_->control = std::make_unique<MpiCommunicator>(MpiComm::duplicate(state_->world->get(), kControlAxis),
                                                       state_->world->get(), std::string(kControlAxis), *state_->engine,
                                                       *state_->recorder, kMaxMessageBytes);
@@ -54,7 +54,11 @@ World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
 }
 
 void World::choose_backend(const WorldOptions& options) {
-  if (options.backend == Backend::Mpi) return;
+  if (options.backend != Backend::Mpi) choose_device(options);
+  state_->choose_progress(options.progress);
+}
+
+void World::choose_device(const WorldOptions& options) {
   std::vector<std::vector<std::string>> visible;
   std::vector<int> neighbours;
   auto texts = gather_texts(fmt::format("{}", fmt::join(visible_devices(), " ")));
@@ -85,6 +89,7 @@ void World::choose_backend(const WorldOptions& options) {
 }
 
 World::~World() {
+  if (state_->engine) state_->engine->stop_thread();
   if (!state_->control || std::uncaught_exceptions() > 0) {
     if (state_->environment && state_->control) state_->environment->abandon();
     if (state_->watchdog) state_->watchdog->set_probe(nullptr);
@@ -109,6 +114,7 @@ World::~World() {
 
 void World::abandon(const std::string& message, int code) {
   bool speaks = false;
+  if (state_->engine) state_->engine->stop_thread();
   state_->leave_own_folder();
   if (!state_->all_fail(message, speaks)) {
     Log::error(fmt::format("rank {} on {}: {}", rank(), place().host, message));
@@ -127,6 +133,7 @@ void World::abandon(const std::string& message, int code) {
 }
 
 bool World::all_end(std::chrono::seconds patience) {
+  state_->engine->stop_thread();
   MPI_Request request = MPI_REQUEST_NULL;
   return MPI_Ibarrier(state_->failing->get(), &request) == MPI_SUCCESS && state_->soon(request, patience);
 }
@@ -166,6 +173,7 @@ Communicator& World::control() {
   return *state_->control;
 }
 Ledger& World::ledger() {
+  state_->recorder->collect();
   return state_->recorder->ledger(false);
 }
 Ledger& World::control_ledger() {
@@ -185,6 +193,7 @@ std::unique_ptr<Communicator> World::split(int color, int key, const std::string
                                            std::int64_t max_message_bytes) {
   // MPI_Comm_split blocks at full speed: let it begin when all are there.
   control().barrier();
+  std::lock_guard lock(state_->engine->mutex());
   auto comm = MpiComm::split(state_->world->get(), color, key, axis);
   if (state_->devices) {
     return state_->devices->make_communicator(std::move(comm), state_->world->get(), axis, *state_->recorder);

@@ -28,8 +28,12 @@ namespace meshard {
 
 enum class Backend { Auto, Mpi, Nccl };
 
+/// Who moves the messages of the mpi backend while this rank computes. Auto: a thread where ranks are on several hosts.
+enum class MpiProgress { Auto, Thread, None };
+
 struct WorldOptions {
-  Backend backend = Backend::Auto;    ///< Auto: nccl where every rank has a CUDA device of its own, else mpi
+  Backend backend = Backend::Auto;  ///< Auto: nccl where every rank has a CUDA device of its own, else mpi
+  MpiProgress progress = MpiProgress::Auto;
   std::chrono::seconds timeout{600};  ///< the watchdog's patience (comm.timeout_s)
   std::filesystem::path dump_dir;     ///< rings and hang summaries; empty: a temporary folder
   std::optional<int> expect_ranks;    ///< --expect-ranks
@@ -45,9 +49,9 @@ struct RankPlace {
 
 class World {
  public:
-  /// Collective over all processes of the launch. Guard (launcher.h), MPI_Init_thread (FUNNELED or better, checked),
-  /// world duplicated, node communicator, rings and watchdog, backend choice. Throws ConfigError (expect_ranks, no CUDA
-  /// device for nccl; the same on every rank) or CommError.
+  /// Collective over all processes of the launch. Guard (launcher.h), MPI_Init_thread (SERIALIZED; FUNNELED is enough
+  /// without a thread), world duplicated, node communicator, rings and watchdog, backend choice. Throws ConfigError
+  /// (expect_ranks, no CUDA device for nccl; the same on every rank) or CommError.
   explicit World(const WorldOptions& options = {});
   /// Collective. Barrier, communicators before CUDA before MPI, MPI_Finalize. While an exception unwinds the stack:
   /// local, nothing of that.
@@ -68,9 +72,9 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  /// Collective over all ranks, before the first split(). Takes `options.backend` as the constructor does, which calls
-  /// this: for a caller that knows the backend only after it has read a config for size() ranks, and so constructed
-  /// with Backend::Mpi. Throws ConfigError, the same on every rank.
+  /// Collective over all ranks, before the first split(). Takes `options.backend` and `options.progress` as the
+  /// constructor does, which calls this: for a caller that knows them only after it has read a config for size() ranks,
+  /// and so constructed with Backend::Mpi. Throws ConfigError, the same on every rank.
   void choose_backend(const WorldOptions& options);
 
   int rank() const;
@@ -88,7 +92,7 @@ class World {
   std::unique_ptr<Communicator> split(int color, int key, const std::string& axis,
                                       std::int64_t max_message_bytes = kMaxMessageBytes);
 
-  /// Per-step traffic of everything that is not control. The trainer clears it each step.
+  /// Per-step traffic of everything that is not control, and its time up to now. The trainer clears it each step.
   Ledger& ledger();
   /// Control traffic, since the start.
   Ledger& control_ledger();
@@ -109,6 +113,8 @@ class World {
   void enter_phase(const std::string& phase);
 
  private:
+  void choose_device(const WorldOptions& options);
+
   struct State;
   std::unique_ptr<State> state_;
 };

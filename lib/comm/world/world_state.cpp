@@ -56,12 +56,27 @@ void World::State::watch(const WorldOptions& options) {
     folder = own_folder;
   }
   recorder = std::make_unique<Recorder>(folder, rank, places[rank].host, launch);
-  bool several_hosts = std::any_of(places.begin(), places.end(), [&](auto& at) { return at.host != places[0].host; });
   watchdog = std::make_unique<Watchdog>(*recorder, WatchdogOptions{.rank = rank,
                                                                    .size = static_cast<int>(places.size()),
                                                                    .launch = launch,
-                                                                   .several_hosts = several_hosts,
+                                                                   .several_hosts = several_hosts(),
                                                                    .timeout = options.timeout});
+}
+
+bool World::State::several_hosts() const {
+  return std::any_of(places.begin(), places.end(), [&](auto& at) { return at.host != places[0].host; });
+}
+
+void World::State::choose_progress(MpiProgress wanted) {
+  engine->stop_thread();
+  bool possible = environment->serialized();
+  if (wanted == MpiProgress::Thread && !possible) {
+    throw ConfigError(
+        "comm.progress: this MPI provides no MPI_THREAD_SERIALIZED, which thread needs; use none or auto");
+  }
+  bool useful = wanted == MpiProgress::Thread || (wanted == MpiProgress::Auto && several_hosts());
+  // The axes of a run on devices are not over MPI.
+  if (useful && possible && !devices) engine->start_thread();
 }
 
 void World::State::fail_together(const std::string& problem) {

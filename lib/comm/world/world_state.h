@@ -38,6 +38,9 @@ struct World::State {
   void introduce();
   /// Local. The ring and its watchdog. Throws IoError.
   void watch(const WorldOptions& options);
+  /// Local. Starts the engine's thread if it is wanted. Throws ConfigError if this MPI cannot be called by one.
+  void choose_progress(MpiProgress wanted);
+  bool several_hosts() const;
   /// Collective over all ranks. World::raise_together() before there is a control communicator.
   void fail_together(const std::string& problem);
   /// Local. Removes the ring, and the temporary folder if it is empty.
