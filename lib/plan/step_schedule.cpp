@@ -1,0 +1,389 @@
+#include "plan/step_schedule.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/ledger.h"
+#include "model/options.h"
+#include "plan/compute_time.h"
+#include "plan/sharding.h"
+#include "plan/step_model.h"
+#include "plan/traffic.h"
+
+namespace meshard {
+
+namespace {
+
+using Ids = std::vector<OperationId>;
+
+/// A layer on the way of a forward, and its routed experts.
+struct LayerStop {
+  int layer;
+  int experts = -1;  ///< -1: none
+};
+
+class Schedule {
+ public:
+  Schedule(const Plan& plan, const Hardware& hardware)
+      : plan_(plan),
+        hardware_(hardware),
+        config_(plan.config),
+        precision_(precision_of(plan.config)),
+        times_(compute_times(plan.config, plan.mesh.expert(), hardware)),
+        recompute_(plan.config.train.activation_checkpoint == TrainConfig::Checkpointing::Full),
+        states_(plan.units.size()) {
+    for (auto& info : kAxes) links_[info.axis] = axis_link(plan.mesh, info.axis, hardware);
+    find_stops();
+  }
+
+  std::vector<Operation> whole_step() {
+    refresh();
+    auto microbatches = config_.accumulation_steps(plan_.mesh.data_parallel_ranks());
+    for (std::int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
+      last_microbatch_ = microbatch + 1 == microbatches;
+      forward();
+      backward();
+    }
+    optimizer();
+    return std::move(operations_);
+  }
+
+ private:
+  struct UnitState {
+    bool gathered = false;
+    Ids gathers, refreshes, reductions, rest;  ///< issued and not yet waited for
+  };
+
+  // -- the units -------------------------------------------------------------------------------------------------------
+
+  void find_stops() {
+    int experts = -1;
+    for (int unit = 0; unit < std::ssize(plan_.units); ++unit) {
+      switch (plan_.units[unit].kind) {
+        case ModelUnit::Kind::RoutedExperts:
+          experts = unit;
+          break;
+        case ModelUnit::Kind::Layer:
+          stops_.push_back({unit, std::exchange(experts, -1)});
+          break;
+        case ModelUnit::Kind::Root:
+          root_ = unit;
+          break;
+      }
+    }
+    forward_order_.push_back(root_);
+    for (auto& stop : stops_) {
+      forward_order_.push_back(stop.layer);
+      if (stop.experts >= 0) forward_order_.push_back(stop.experts);
+    }
+    backward_order_.push_back(root_);
+    for (auto stop = stops_.rbegin(); stop != stops_.rend(); ++stop) {
+      backward_order_.push_back(stop->layer);
+      if (stop->experts >= 0) backward_order_.push_back(stop->experts);
+    }
+  }
+
+  // -- issue and wait ----------------------------------------------------------------------------------------------------
+
+  OperationId issue(Operation operation, const Ids& after) {
+    if (after.size() > operation.after.size()) throw LogicError("an operation waits for too many others");
+    std::ranges::copy(after, operation.after.begin());
+    operations_.push_back(operation);
+    return static_cast<OperationId>(operations_.size()) - 1;
+  }
+
+  /// Computes once all that was waited for has come.
+  void compute(const char* what, int unit, double seconds) {
+    last_compute_ = issue({.what = what, .unit = unit, .fixed_s = seconds}, waited_);
+    waited_.clear();
+  }
+
+  /// Bytes that a rank sends, and the part of them that is folded where it comes in.
+  struct Volume {
+    std::int64_t bytes = 0;
+    double reduced = 0.0;
+  };
+
+  OperationId collective(const char* what, int unit, Lane lane, Axis axis, Volume volume, Ids after) {
+    auto& link = links_.at(axis);
+    auto bytes = static_cast<double>(volume.bytes);
+    auto rate = lane == Lane::Exchange ? link.exchange_bytes_per_s : link.bytes_per_s;
+    auto ways = volume.reduced > 0.0 && volume.reduced < 1.0 ? 2 : 1;
+    if (last_compute_ != kNothing) after.push_back(last_compute_);
+    auto id = issue({.what = what,
+                     .unit = unit,
+                     .lane = lane,
+                     .axis = axis,
+                     .fixed_s = hardware_.collective_us * 1e-6 + ways * link.latency_s,
+                     .transfer_s = bytes / rate,
+                     .link = link.link,
+                     .bytes = volume.bytes},
+                    after);
+    if (hardware_.core) {
+      core_seconds_[id] = bytes * (volume.reduced / hardware_.core->reduce_gb_per_s +
+                                   (1.0 - volume.reduced) / hardware_.core->gather_gb_per_s) / 1e9;
+    }
+    return id;
+  }
+
+  OperationId gather(const char* what, int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
+    return collective(what, unit, lane, axis, {gather_bytes(full_bytes, links_.at(axis).ranks), 0.0}, after);
+  }
+  OperationId reduce_scatter(int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
+    return collective("reduce_scatter", unit, lane, axis, {gather_bytes(full_bytes, links_.at(axis).ranks), 1.0},
+                      after);
+  }
+  OperationId all_reduce(int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
+    return collective("all_reduce", unit, lane, axis, {all_reduce_bytes(full_bytes, links_.at(axis).ranks), 0.5},
+                      after);
+  }
+
+  /// What is computed next needs these. Over MPI on CPUs it is in the wait that a core copies and folds.
+  void wait(Ids& operations) {
+    for (auto id : operations) {
+      if (auto core = core_seconds_.find(id); core != core_seconds_.end() && core->second > 0.0) {
+        auto& operation = operations_[id];
+        last_compute_ = issue({.what = operation.what, .unit = operation.unit, .axis = operation.axis,
+                               .fixed_s = core->second}, {});
+      }
+      waited_.push_back(id);
+      if (waited_.size() == Operation{}.after.size()) compute("wait", -1, 0.0);
+    }
+    operations.clear();
+  }
+
+  // -- parameters --------------------------------------------------------------------------------------------------------
+
+  std::int64_t param_bytes() const { return static_cast<std::int64_t>(at::elementSize(precision_.param)); }
+  std::int64_t wire_bytes() const { return static_cast<std::int64_t>(at::elementSize(precision_.reduce)); }
+
+  std::int64_t held_by(const GroupPlan& group, const PlannedUnit& unit, const Placements& placements) const {
+    return held(group.layout.size(), unit.placement, placements, plan_.mesh);
+  }
+
+  /// The optimizer's parts become the model's, in the order in which the forward needs them.
+  void refresh() {
+    for (auto index : forward_order_) {
+      auto& unit = plan_.units[index];
+      auto& placement = unit.placement;
+      for (auto& group : unit.groups) {
+        if (!group.requires_grad) continue;
+        for (std::size_t axis = 0; axis < placement.axes.size(); ++axis) {
+          if (placement.optimizer[axis] != Placement::Flat || placement.params[axis] != Placement::Replicate) continue;
+          auto full = held_by(group, unit, placement.params) * param_bytes();
+          states_[index].refreshes.push_back(gather("all_gather", index, Lane::Outer, placement.axes[axis], full, {}));
+        }
+      }
+    }
+  }
+
+  void start_gather(int index) {
+    auto& unit = plan_.units[index];
+    auto& state = states_[index];
+    if (!unit.placement.gathers() || std::exchange(state.gathered, true)) return;
+    Ids after;
+    if (!state.refreshes.empty()) after.push_back(state.refreshes.back());  // those before it are on the same lane
+    for (auto& group : unit.groups) {
+      for (std::size_t axis = 0; axis < unit.placement.axes.size(); ++axis) {
+        if (unit.placement.params[axis] != Placement::Flat) continue;
+        auto full = group.layout.size() * param_bytes();
+        state.gathers.push_back(gather("all_gather", index, Lane::Gather, unit.placement.axes[axis], full, after));
+      }
+    }
+  }
+
+  /// The unit `position` of an order begins: its parameters must be there, those of the next ones come.
+  void enter(const std::vector<int>& order, int unit) {
+    auto position = std::ranges::find(order, unit) - order.begin();
+    auto last = std::min<std::ptrdiff_t>(position + config_.parallel.prefetch, std::ssize(order) - 1);
+    for (auto at = position; at <= last; ++at) start_gather(order[at]);
+    wait_for_parameters(unit);
+  }
+  void wait_for_parameters(int unit) {
+    start_gather(unit);
+    wait(states_[unit].refreshes);
+    wait(states_[unit].gathers);
+  }
+  void release(int unit) { states_[unit].gathered = false; }
+
+  // -- forward -----------------------------------------------------------------------------------------------------------
+
+  void forward() {
+    enter(forward_order_, root_);
+    compute("forward", root_, times_.embedding.forward);
+    for (auto& stop : stops_) {
+      enter(forward_order_, stop.layer);
+      layer_forward(stop, /*again=*/false, [&] { enter(forward_order_, stop.experts); });
+      if (stop.experts >= 0) release(stop.experts);
+      release(stop.layer);
+    }
+    compute("forward", root_, times_.head.forward);
+  }
+
+  /// `enter_experts` sees to their parameters.
+  template <class Enter>
+  void layer_forward(const LayerStop& stop, bool again, Enter enter_experts) {
+    auto* what = again ? "recompute" : "forward";
+    if (stop.experts < 0) return compute(what, stop.layer, times_.attention.forward + times_.dense.forward);
+    compute(what, stop.layer, times_.attention.forward + times_.router.forward);
+    if (!again) exchange_counts(stop.layer);
+    exchange(stop.layer);
+    enter_experts();
+    compute(what, stop.experts, times_.routed.forward);
+    exchange(stop.layer);
+    compute(what, stop.layer, times_.shared.forward);
+  }
+
+  void exchange_counts(int unit) {
+    if (plan_.mesh.expert() == 1) return;
+    auto bytes = config_.model.moe->n_routed_experts * static_cast<std::int64_t>(sizeof(std::int64_t));
+    Ids counts{gather("all_to_all", unit, Lane::Exchange, Axis::Expert, bytes, {})};
+    wait(counts);
+  }
+
+  /// Rows to the experts, or back.
+  void exchange(int unit) {
+    auto ranks = plan_.mesh.expert();
+    if (ranks == 1) return;
+    auto& model = config_.model;
+    auto rows = config_.train.micro_batch_size * config_.train.seq_len * model.moe->num_experts_per_tok;
+    auto bytes = rows * (ranks - 1) / ranks * model.hidden_size * param_bytes();
+    Ids sent{collective("all_to_all_v", unit, Lane::Exchange, Axis::Expert, {bytes, 0.0}, {})};
+    wait(sent);
+  }
+
+  // -- backward ----------------------------------------------------------------------------------------------------------
+
+  void backward() {
+    enter(backward_order_, root_);
+    compute("backward", root_, times_.head.backward);
+    for (auto stop = stops_.rbegin(); stop != stops_.rend(); ++stop) {
+      enter(backward_order_, stop->layer);
+      if (recompute_) layer_forward(*stop, /*again=*/true, [&] { wait_for_parameters(stop->experts); });
+      layer_backward(*stop);
+    }
+    compute("backward", root_, times_.embedding.backward);
+    end_backward(root_);
+    retire_reductions();
+  }
+
+  void layer_backward(const LayerStop& stop) {
+    auto own = times_.attention.backward + (stop.experts < 0 ? times_.dense.backward : times_.router.backward);
+    if (stop.experts >= 0) {
+      compute("backward", stop.layer, times_.shared.backward);
+      exchange(stop.layer);
+      enter(backward_order_, stop.experts);
+      compute("backward", stop.experts, times_.routed.backward);
+      end_backward(stop.experts);
+      exchange(stop.layer);
+    }
+    compute("backward", stop.layer, own);
+    end_backward(stop.layer);
+  }
+
+  /// Lets go of the parameters and sends the gradients; one unit's are on the wire at a time.
+  void end_backward(int index) {
+    release(index);
+    retire_reductions();
+    auto& unit = plan_.units[index];
+    auto& placement = unit.placement;
+    auto& state = states_[index];
+    for (auto& group : unit.groups) {
+      if (!group.requires_grad) continue;
+      Ids before;
+      auto held_now = group.layout.size();
+      for (auto axis = placement.axes.size(); axis-- > 0;) {
+        if (placement.grads[axis] != Placement::Flat) continue;
+        before = {reduce_scatter(index, Lane::Reduce, placement.axes[axis], held_now * wire_bytes(), before)};
+        held_now /= links_.at(placement.axes[axis]).ranks;
+        state.reductions.push_back(before[0]);
+      }
+      if (last_microbatch_) reduce_rest(index, group, before);
+    }
+    in_flight_ = index;
+  }
+
+  /// What a step reduces once, behind the unit's reduction of the last microbatch: inner axis first.
+  void reduce_rest(int index, const GroupPlan& group, Ids before) {
+    auto& unit = plan_.units[index];
+    auto& placement = unit.placement;
+    auto current = held_by(group, unit, placement.grads);
+    for (auto axis = placement.axes.size(); axis-- > 0;) {
+      if (placement.grads[axis] != Placement::Partial) continue;
+      auto lane = placement.axes[axis] == Axis::DpOuter ? Lane::Outer : Lane::Reduce;
+      bool scatters = placement.optimizer[axis] == Placement::Flat;
+      auto bytes = current * wire_bytes();
+      before = {scatters ? reduce_scatter(index, lane, placement.axes[axis], bytes, before)
+                         : all_reduce(index, lane, placement.axes[axis], bytes, before)};
+      if (scatters) current /= links_.at(placement.axes[axis]).ranks;
+      states_[index].rest.push_back(before[0]);
+    }
+  }
+
+  void retire_reductions() {
+    if (in_flight_ < 0) return;
+    auto unit = std::exchange(in_flight_, -1);
+    wait(states_[unit].reductions);
+    std::int64_t elements = 0;
+    for (auto& group : plan_.units[unit].groups) {
+      elements += held_by(group, plan_.units[unit], plan_.units[unit].placement.grads);
+    }
+    compute("add", unit, memory_time(12.0 * static_cast<double>(elements), 1, hardware_));
+  }
+
+  // -- the end of the step ---------------------------------------------------------------------------------------------
+
+  void optimizer() {
+    for (auto& state : states_) wait(state.rest);
+    if (auto& moe = config_.model.moe; moe && plan_.mesh.ranks() > 1) {
+      auto bytes = plan_.moe_layers * moe->n_routed_experts * static_cast<std::int64_t>(sizeof(std::int64_t));
+      Ids counts{all_reduce(-1, Lane::Reduce, Axis::World, bytes, {})};
+      wait(counts);
+    }
+    double main = 0.0, gradients = 0.0;
+    for (auto& unit : plan_.units) {
+      for (auto& group : unit.groups) {
+        if (!group.requires_grad) continue;
+        main += static_cast<double>(held_by(group, unit, unit.placement.optimizer));
+        gradients += static_cast<double>(held_by(group, unit, unit.placement.grads));
+      }
+    }
+    auto kernels = static_cast<int>(plan_.units.size());
+    compute("norm", -1, memory_time(4.0 * main, kernels, hardware_));
+    if (plan_.mesh.ranks() > 1) {
+      Ids norm{collective("control", -1, Lane::Reduce, Axis::World, {0, 0.5}, {})};
+      wait(norm);
+    }
+    // Clipping reads and writes the gradient; the update reads it and reads and writes weights and state; zeros.
+    auto state = config_.optimizer.type == OptimizerConfig::Type::AdamW ? 16.0 : 0.0;
+    auto model = precision_.param == precision_.main_param ? 0.0 : static_cast<double>(param_bytes());
+    compute("optimizer", -1,
+            memory_time((8.0 + 12.0 + state + model) * main + 4.0 * gradients, 2 * kernels, hardware_));
+  }
+
+  const Plan& plan_;
+  const Hardware& hardware_;
+  const Config& config_;
+  Precision precision_;
+  ComputeTimes times_;
+  bool recompute_, last_microbatch_ = false;
+  std::map<Axis, AxisLink> links_;
+  std::vector<LayerStop> stops_;
+  std::vector<int> forward_order_, backward_order_;
+  int root_ = -1, in_flight_ = -1;
+  std::vector<UnitState> states_;
+  std::vector<Operation> operations_;
+  std::map<OperationId, double> core_seconds_;
+  OperationId last_compute_ = kNothing;
+  Ids waited_;
+};
+
+}  // namespace
+
+std::vector<Operation> step_operations(const Plan& plan, const Hardware& hardware) {
+  return Schedule(plan, hardware).whole_step();
+}
+
+}  // namespace meshard
