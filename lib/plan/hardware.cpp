@@ -39,7 +39,8 @@ HardwareKey key_in(std::optional<Part> Hardware::*part, std::string section, std
   return {std::move(section), std::move(name), true,
           [=](Hardware& hardware, const YamlNode& node) {
             auto& made = hardware.*part;
-            return read_value(node, limits, (made ? *made : made.emplace()).*member);
+            if (!made) made.emplace();
+            return read_value(node, limits, (*made).*member);
           },
           [=](const Hardware& hardware) -> std::optional<std::string> {
             auto& there = hardware.*part;

@@ -39,7 +39,10 @@ bool better(const FoundMesh& a, const FoundMesh& b) {
 class Search {
  public:
   Search(const Config& config, const SearchOptions& options, const Hardware& hardware)
-      : config_(config), options_(options), hardware_(hardware) {}
+      : config_(config), options_(options), hardware_(hardware), free_(options.free) {
+    free_.expert = free_.expert && config.model.moe;
+    result_.free = free_;
+  }
 
   SearchResult run() {
     for (auto& candidate : candidates()) consider(candidate);
@@ -56,12 +59,12 @@ class Search {
     auto& train = config_.train;
     auto experts = config_.model.moe ? std::gcd(config_.model.moe->n_routed_experts, std::int64_t{options_.ranks}) : 1;
     bool recompute = train.activation_checkpoint == TrainConfig::Checkpointing::Full;
-    for (auto outer : choices(options_.free.mesh, divisors_of(options_.ranks), parallel.dp_outer)) {
-      for (auto strategy : choices(options_.free.strategy, all_words_of_strategy(), parallel.strategy)) {
-        if (options_.free.mesh && is_double(strategy, outer)) continue;
-        for (auto expert : choices(options_.free.expert, divisors_of(experts), parallel.expert)) {
-          for (bool again : choices(options_.free.recompute, std::vector<bool>{false, true}, recompute)) {
-            for (auto micro : choices(options_.free.micro_batch, divisors_of(train.global_batch_size / options_.ranks),
+    for (auto outer : choices(free_.mesh, divisors_of(options_.ranks), parallel.dp_outer)) {
+      for (auto strategy : choices(free_.strategy, all_words_of_strategy(), parallel.strategy)) {
+        if (free_.mesh && is_double(strategy, outer)) continue;
+        for (auto expert : choices(free_.expert, divisors_of(experts), parallel.expert)) {
+          for (bool again : choices(free_.recompute, std::vector<bool>{false, true}, recompute)) {
+            for (auto micro : choices(free_.micro_batch, divisors_of(train.global_batch_size / options_.ranks),
                                       static_cast<int>(train.micro_batch_size))) {
               all.push_back({.dp_outer = outer, .dp_shard = options_.ranks / outer, .expert = expert,
                              .strategy = strategy, .recompute = again, .micro_batch = micro});
@@ -89,7 +92,7 @@ class Search {
   bool is_double(Strategy strategy, int outer) const {
     bool hybrid = strategy == Strategy::Hsdp || strategy == Strategy::Hfsdp;
     if (strategy == Strategy::Fsdp) return outer > 1;
-    return hybrid && outer == 1 && options_.free.strategy;
+    return hybrid && outer == 1 && free_.strategy;
   }
 
   Config config_of(const FoundMesh& mesh) const {
@@ -146,7 +149,7 @@ class Search {
     if (too_large_ > 0) {
       result_.ruled_out.push_back({fmt::format("need more than {:.4g} GB a rank", options_.memory_limit_gb), too_large_,
                                    fmt::format("the least takes {}: {}", human_bytes(smallest_->memory_bytes),
-                                               smallest_->settings(options_.free))});
+                                               smallest_->settings(free_))});
     }
     auto told = static_cast<std::int64_t>(result_.best.size());
     if (auto slower = simulated_ - told; slower > 0) {
@@ -161,6 +164,7 @@ class Search {
   const Config& config_;
   const SearchOptions& options_;
   const Hardware& hardware_;
+  SearchKeys free_;
   std::map<int, Plan> plans_;  ///< by expert ranks
   std::vector<FoundMesh> fitting_;
   std::optional<FoundMesh> smallest_;

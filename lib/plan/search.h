@@ -45,6 +45,7 @@ struct RuledOut {
 };
 
 struct SearchResult {
+  SearchKeys free;  ///< what was searched: of a dense model no expert ranks
   std::vector<FoundMesh> best;
   std::int64_t considered = 0;  ///< legal and different from one another
   std::vector<RuledOut> ruled_out;

@@ -19,7 +19,7 @@ std::string search_text(const SearchResult& result, const SearchOptions& options
     text += fmt::format("{:>3} {:>7.{}f} ms {:>9} {:>4.1f} % {:>7.1f} % {:>9}  {}\n", ++place, 1e3 * mesh.seconds,
                         mesh.seconds < 1.0 ? 1 : 0, human_count(static_cast<std::int64_t>(mesh.tokens_per_s)),
                         100.0 * mesh.mfu, 100.0 * mesh.exposed_s / mesh.seconds, human_bytes(mesh.memory_bytes),
-                        mesh.settings(options.free));
+                        mesh.settings(result.free));
   }
   text.pop_back();
   return text;
@@ -29,7 +29,7 @@ nlohmann::ordered_json search_json(const SearchResult& result, const SearchOptio
                                    const Hardware& hardware) {
   auto best = nlohmann::ordered_json::array(), ruled_out = nlohmann::ordered_json::array();
   for (auto& mesh : result.best) {
-    best.push_back({{"settings", mesh.settings(options.free)},
+    best.push_back({{"settings", mesh.settings(result.free)},
                     {"dp_outer", mesh.dp_outer},
                     {"dp_shard", mesh.dp_shard},
                     {"strategy", to_string(mesh.strategy)},

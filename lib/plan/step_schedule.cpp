@@ -290,6 +290,8 @@ class Schedule {
     auto& unit = plan_.units[index];
     auto& placement = unit.placement;
     auto& state = states_[index];
+    bool reduces = std::ranges::find(placement.grads, Placement::Flat) != placement.grads.end();
+    if (!reduces) add_gradients(index);
     for (auto& group : unit.groups) {
       if (!group.requires_grad) continue;
       Ids before;
@@ -302,7 +304,7 @@ class Schedule {
       }
       if (last_microbatch_) reduce_rest(index, group, before);
     }
-    in_flight_ = index;
+    if (reduces) in_flight_ = index;
   }
 
   /// What a step reduces once, behind the unit's reduction of the last microbatch: inner axis first.
@@ -326,6 +328,11 @@ class Schedule {
     if (in_flight_ < 0) return;
     auto unit = std::exchange(in_flight_, -1);
     wait(states_[unit].reductions);
+    add_gradients(unit);
+  }
+
+  /// To those of the microbatches before.
+  void add_gradients(int unit) {
     std::int64_t elements = 0;
     for (auto& group : plan_.units[unit].groups) {
       elements += held_by(group, plan_.units[unit], plan_.units[unit].placement.grads);
