@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <sstream>
+#include <string>
 #include <vector>
 
 #include "config/values.h"
@@ -176,6 +177,10 @@ std::string hardware_yaml(const Hardware& hardware, const std::string& remark) {
     yaml += (open.empty() ? "" : "  ") + row.name + ": " + *value + "\n";
   }
   return yaml;
+}
+
+double three_digits(double value) {
+  return std::stod(fmt::format("{:.3g}", value));
 }
 
 }  // namespace meshard

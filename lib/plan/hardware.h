@@ -56,4 +56,7 @@ Hardware parse_hardware(const std::string& text, const std::string& name);
 /// Local. The file's text: parse_hardware() of it gives the same. `remark`: what its first lines say, a comment.
 std::string hardware_yaml(const Hardware& hardware, const std::string& remark = "");
 
+/// Local. Rounded: no more digits are known of what was measured or predicted.
+double three_digits(double value);
+
 }  // namespace meshard

@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <ctime>
 #include <fstream>
 
@@ -23,13 +22,6 @@ namespace {
 
 double least(World& world, double value) {
   return -max_over_ranks(world, {-value})[0];
-}
-
-/// Three digits: all that was measured.
-double rounded(double value) {
-  if (value <= 0.0) return 0.0;
-  auto unit = std::pow(10.0, std::floor(std::log10(value)) - 2.0);
-  return std::round(value / unit) * unit;
 }
 
 double product_flops(World& world, at::ScalarType dtype) {
@@ -99,7 +91,7 @@ std::optional<Link> link_of(const PreflightReport& report, Axis axis) {
   if (large != small && large->median_seconds > begin) {
     rate = (bytes(*large) - bytes(*small)) / (large->median_seconds - begin);
   }
-  return Link{rounded(rate / 1e9), rounded(begin / (small->ranks - 1) * 1e6)};
+  return Link{three_digits(rate / 1e9), three_digits(begin / (small->ranks - 1) * 1e6)};
 }
 
 double cpu_seconds() {
@@ -135,8 +127,8 @@ std::optional<CoreRates> core_rates(const Mesh& mesh, const PreflightReport& rep
   auto cores = std::max<std::size_t>(1, facts.cores.size());
   auto crowding = std::max(1.0, facts.place.local_size / static_cast<double>(cores));
   auto axis = mesh.size(Axis::DpShard) > 1 ? Axis::DpShard : Axis::DpOuter;
-  return CoreRates{rounded(core_rate(mesh, axis, true, crowding) / 1e9),
-                   rounded(core_rate(mesh, axis, false, crowding) / 1e9)};
+  return CoreRates{three_digits(core_rate(mesh, axis, true, crowding) / 1e9),
+                   three_digits(core_rate(mesh, axis, false, crowding) / 1e9)};
 }
 
 }  // namespace
@@ -170,13 +162,13 @@ Hardware measure_hardware(const Mesh& mesh, const PreflightReport& report) {
   Hardware hardware;
   hardware.name = report.ranks.front().place.host;
   hardware.ranks_per_node = report.ranks.front().place.local_size;
-  hardware.fp32_tflops = rounded((cpu ? known : other) / 1e12);
-  hardware.bf16_tflops = rounded((cpu ? other : known) / 1e12);
+  hardware.fp32_tflops = three_digits((cpu ? known : other) / 1e12);
+  hardware.bf16_tflops = three_digits((cpu ? other : known) / 1e12);
   hardware.peak_tflops.reset();
-  hardware.attention_share = std::min(1.0, rounded(attention / known));
-  hardware.memory_gb_per_s = rounded(slowest(&RankFacts::copy_gb_per_s));
-  hardware.memory_gb = rounded(least(world, memory_of_a_rank(world)) / 1e9);
-  hardware.kernel_us = rounded(1e6 / least(world, 1.0 / kernel_seconds(world)));
+  hardware.attention_share = std::min(1.0, three_digits(attention / known));
+  hardware.memory_gb_per_s = three_digits(slowest(&RankFacts::copy_gb_per_s));
+  hardware.memory_gb = three_digits(least(world, memory_of_a_rank(world)) / 1e9);
+  hardware.kernel_us = three_digits(1e6 / least(world, 1.0 / kernel_seconds(world)));
   hardware.collective_us = 0.0;  // of what a link's latency says
   hardware.node = link_of(report, Axis::DpShard);
   hardware.network = link_of(report, Axis::DpOuter);

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <numeric>
 #include <optional>
@@ -21,14 +20,8 @@ std::vector<int> divisors_of(std::int64_t number) {
   return all;
 }
 
-/// Three digits: no prediction is better than that.
-double rounded(double seconds) {
-  auto unit = std::pow(10.0, std::floor(std::log10(seconds)) - 2.0);
-  return std::round(seconds / unit) * unit;
-}
-
 auto rank_of(const FoundMesh& mesh) {
-  return std::tuple(rounded(mesh.seconds), mesh.memory_bytes, mesh.expert, mesh.dp_outer, mesh.strategy, mesh.recompute,
+  return std::tuple(three_digits(mesh.seconds), mesh.memory_bytes, mesh.expert, mesh.dp_outer, mesh.strategy, mesh.recompute,
                     -mesh.micro_batch);
 }
 
@@ -133,7 +126,7 @@ class Search {
     auto& best = result_.best;
     for (auto& mesh : fitting_) {
       bool full = std::ssize(best) == options_.most;
-      if (full && rounded(mesh.seconds) > rounded(best.back().seconds)) break;
+      if (full && three_digits(mesh.seconds) > three_digits(best.back().seconds)) break;
       ++simulated_;
       auto step = predict_step(placed(mesh), hardware_);
       mesh.seconds = step.seconds;

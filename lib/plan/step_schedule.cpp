@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <ranges>
 #include <utility>
 
 #include "base/error.h"
@@ -69,20 +70,20 @@ class Schedule {
           stops_.push_back({unit, std::exchange(experts, -1)});
           break;
         case ModelUnit::Kind::Root:
-          root_ = unit;
+          first_ = last_ = unit;
           break;
       }
     }
-    forward_order_.push_back(root_);
-    for (auto& stop : stops_) {
-      forward_order_.push_back(stop.layer);
-      if (stop.experts >= 0) forward_order_.push_back(stop.experts);
-    }
-    backward_order_.push_back(root_);
-    for (auto stop = stops_.rbegin(); stop != stops_.rend(); ++stop) {
-      backward_order_.push_back(stop->layer);
-      if (stop->experts >= 0) backward_order_.push_back(stop->experts);
-    }
+    forward_order_.push_back(first_);
+    for (auto& stop : stops_) add_stop(forward_order_, stop);
+    if (last_ != first_) forward_order_.push_back(last_);
+    backward_order_.push_back(last_);
+    for (auto& stop : stops_ | std::views::reverse) add_stop(backward_order_, stop);
+  }
+
+  static void add_stop(std::vector<int>& order, const LayerStop& stop) {
+    order.push_back(stop.layer);
+    if (stop.experts >= 0) order.push_back(stop.experts);
   }
 
   // -- issue and wait ----------------------------------------------------------------------------------------------------
@@ -211,15 +212,17 @@ class Schedule {
   // -- forward -----------------------------------------------------------------------------------------------------------
 
   void forward() {
-    enter(forward_order_, root_);
-    compute("forward", root_, times_.embedding.forward);
+    enter(forward_order_, first_);
+    compute("forward", first_, times_.embedding.forward);
+    if (first_ != last_) release(first_);
     for (auto& stop : stops_) {
       enter(forward_order_, stop.layer);
       layer_forward(stop, /*again=*/false, [&] { enter(forward_order_, stop.experts); });
       if (stop.experts >= 0) release(stop.experts);
       release(stop.layer);
     }
-    compute("forward", root_, times_.head.forward);
+    if (first_ != last_) enter(forward_order_, last_);
+    compute("forward", last_, times_.head.forward);
   }
 
   /// `enter_experts` sees to their parameters.
@@ -256,16 +259,18 @@ class Schedule {
 
   // -- backward ----------------------------------------------------------------------------------------------------------
 
+  /// The head is still gathered; the embedding's backward does not read it.
   void backward() {
-    enter(backward_order_, root_);
-    compute("backward", root_, times_.head.backward);
-    for (auto stop = stops_.rbegin(); stop != stops_.rend(); ++stop) {
-      enter(backward_order_, stop->layer);
-      if (recompute_) layer_forward(*stop, /*again=*/true, [&] { wait_for_parameters(stop->experts); });
-      layer_backward(*stop);
+    enter(backward_order_, last_);
+    compute("backward", last_, times_.head.backward);
+    if (first_ != last_) end_backward(last_);
+    for (auto& stop : stops_ | std::views::reverse) {
+      enter(backward_order_, stop.layer);
+      if (recompute_) layer_forward(stop, /*again=*/true, [&] { wait_for_parameters(stop.experts); });
+      layer_backward(stop);
     }
-    compute("backward", root_, times_.embedding.backward);
-    end_backward(root_);
+    compute("backward", first_, times_.embedding.backward);
+    end_backward(first_);
     retire_reductions();
   }
 
@@ -290,8 +295,6 @@ class Schedule {
     auto& unit = plan_.units[index];
     auto& placement = unit.placement;
     auto& state = states_[index];
-    bool reduces = std::ranges::find(placement.grads, Placement::Flat) != placement.grads.end();
-    if (!reduces) add_gradients(index);
     for (auto& group : unit.groups) {
       if (!group.requires_grad) continue;
       Ids before;
@@ -302,16 +305,31 @@ class Schedule {
         held_now /= links_.at(placement.axes[axis]).ranks;
         state.reductions.push_back(before[0]);
       }
-      if (last_microbatch_) reduce_rest(index, group, before);
     }
-    if (reduces) in_flight_ = index;
+    in_flight_ = index;
+    if (state.reductions.empty()) retire_reductions();
+  }
+
+  void retire_reductions() {
+    if (in_flight_ < 0) return;
+    auto index = std::exchange(in_flight_, -1);
+    auto& unit = plan_.units[index];
+    wait(states_[index].reductions);
+    std::int64_t elements = 0;
+    for (auto& group : unit.groups) elements += held_by(group, unit, unit.placement.grads);
+    compute("add", index, memory_time(12.0 * static_cast<double>(elements), 1, hardware_));
+    if (!last_microbatch_) return;
+    for (auto& group : unit.groups) {
+      if (group.requires_grad) reduce_rest(index, group);
+    }
   }
 
   /// What a step reduces once, behind the unit's reduction of the last microbatch: inner axis first.
-  void reduce_rest(int index, const GroupPlan& group, Ids before) {
+  void reduce_rest(int index, const GroupPlan& group) {
     auto& unit = plan_.units[index];
     auto& placement = unit.placement;
     auto current = held_by(group, unit, placement.grads);
+    Ids before;
     for (auto axis = placement.axes.size(); axis-- > 0;) {
       if (placement.grads[axis] != Placement::Partial) continue;
       auto lane = placement.axes[axis] == Axis::DpOuter ? Lane::Outer : Lane::Reduce;
@@ -322,22 +340,6 @@ class Schedule {
       if (scatters) current /= links_.at(placement.axes[axis]).ranks;
       states_[index].rest.push_back(before[0]);
     }
-  }
-
-  void retire_reductions() {
-    if (in_flight_ < 0) return;
-    auto unit = std::exchange(in_flight_, -1);
-    wait(states_[unit].reductions);
-    add_gradients(unit);
-  }
-
-  /// To those of the microbatches before.
-  void add_gradients(int unit) {
-    std::int64_t elements = 0;
-    for (auto& group : plan_.units[unit].groups) {
-      elements += held_by(group, plan_.units[unit], plan_.units[unit].placement.grads);
-    }
-    compute("add", unit, memory_time(12.0 * static_cast<double>(elements), 1, hardware_));
   }
 
   // -- the end of the step ---------------------------------------------------------------------------------------------
@@ -379,7 +381,8 @@ class Schedule {
   std::map<Axis, AxisLink> links_;
   std::vector<LayerStop> stops_;
   std::vector<int> forward_order_, backward_order_;
-  int root_ = -1, in_flight_ = -1;
+  int first_ = -1, last_ = -1;  ///< with the embedding, and with the head: of a tied model one
+  int in_flight_ = -1;
   std::vector<UnitState> states_;
   std::vector<Operation> operations_;
   std::map<OperationId, double> core_seconds_;

@@ -43,10 +43,6 @@ Hardware small_nodes() {
   return hardware;
 }
 
-double three_digits(double value) {
-  return std::stod(fmt::format("{:.2e}", value));
-}
-
 }  // namespace
 
 // Catches: a key that is not read or not written; shipped files that are no longer accepted.
