@@ -66,7 +66,8 @@ void add_plan(CLI::App& app, Command& run) {
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
   command->add_flag("--layout", arguments->layout, "How much of every tensor each rank owns");
-  auto* timeline = command->add_flag("--timeline", arguments->timeline, "Predict one step instead: time, waits, memory");
+  auto* timeline =
+      command->add_flag("--timeline", arguments->timeline, "Predict one step instead: time, waits, memory");
   command->add_option("--trace", arguments->trace, "And write it as a trace that Perfetto opens")->type_name("FILE");
   auto* search = command->add_flag("--search", arguments->search, "The ten fastest meshes and strategies that fit");
   search->excludes(timeline);

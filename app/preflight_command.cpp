@@ -28,9 +28,10 @@ struct PreflightArguments {
 
 void write_hardware(const Mesh& mesh, const PreflightReport& report, const std::string& file) {
   auto hardware = measure_hardware(mesh, report);
-  auto remark = fmt::format("Measured by meshard preflight on {} ranks, {} of them on a node, {} threads each.\n"
-                            "For meshard plan --timeline --hardware FILE.",
-                            report.shape.ranks(), hardware.ranks_per_node, report.ranks.front().threads);
+  auto remark = fmt::format(
+      "Measured by meshard preflight on {} ranks, {} of them on a node, {} threads each.\n"
+      "For meshard plan --timeline --hardware FILE.",
+      report.shape.ranks(), hardware.ranks_per_node, report.ranks.front().threads);
   on_rank_0(mesh.world(), [&] { write_whole_file(file, hardware_yaml(hardware, remark)); });
 }
 

@@ -40,7 +40,8 @@ class Meter {
 
  private:
   Meter& add(double flops, double bytes, double count) {
-    seconds_ += count * std::max(flops / rate_, memory_time(bytes, 0, hardware_)) + memory_time(0.0, 1, hardware_) * count;
+    seconds_ +=
+        count * std::max(flops / rate_, memory_time(bytes, 0, hardware_)) + memory_time(0.0, 1, hardware_) * count;
     return *this;
   }
 
@@ -83,7 +84,10 @@ class Pieces {
   /// A SwiGLU of that width.
   PassTimes mlp(double width) const {
     if (width == 0.0) return {};
-    return {meter().product(tokens_, hidden_, width, 2).stream(3 * tokens_ * width).product(tokens_, width, hidden_)
+    return {meter()
+                .product(tokens_, hidden_, width, 2)
+                .stream(3 * tokens_ * width)
+                .product(tokens_, width, hidden_)
                 .seconds(),
             meter()
                 .product_backward(tokens_, hidden_, width, 2)
@@ -106,8 +110,12 @@ class Pieces {
     auto width = static_cast<double>(moe.moe_intermediate_size);
     auto moved = rows * hidden_ * (expert_ > 1 ? 6 : 4) + tokens_ * hidden_;  // to the experts' order, back, summed up
     auto each = rows / local;
-    return {meter().stream(moved, 4).product(each, hidden_, 2 * width, local).stream(3 * rows * width)
-                .product(each, width, hidden_, local).seconds(),
+    return {meter()
+                .stream(moved, 4)
+                .product(each, hidden_, 2 * width, local)
+                .stream(3 * rows * width)
+                .product(each, width, hidden_, local)
+                .seconds(),
             meter()
                 .stream(moved, 4)
                 .product_backward(each, hidden_, 2 * width, local)

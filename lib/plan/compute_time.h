@@ -1,6 +1,7 @@
 #pragma once
-// How long one rank computes: every product, pass over memory and kernel of a microbatch, by a roofline. A product takes
-// the longer of its flops at the achieved rate and its bytes at the bandwidth of memory; all else takes its bytes.
+// How long one rank computes: every product, pass over memory and kernel of a microbatch, by a roofline. A product
+// takes the longer of its flops at the achieved rate and its bytes at the bandwidth of memory; all else takes its
+// bytes.
 
 #include <cstdint>
 
@@ -17,12 +18,12 @@ struct PassTimes {
 /// Of one microbatch of the config on one rank, by pieces that communication comes between.
 struct ComputeTimes {
   PassTimes embedding;
-  PassTimes attention;       ///< of a layer: norms, projections, attention; router and shared experts are apart
-  PassTimes dense;           ///< of a layer without experts
-  PassTimes router;          ///< of a layer with experts: scores, choice, sorting of rows
-  PassTimes routed;          ///< rows in order of their experts, the experts, rows added up
-  PassTimes shared;          ///< shared experts
-  PassTimes head;            ///< last norm, logits, loss
+  PassTimes attention;  ///< of a layer: norms, projections, attention; router and shared experts are apart
+  PassTimes dense;      ///< of a layer without experts
+  PassTimes router;     ///< of a layer with experts: scores, choice, sorting of rows
+  PassTimes routed;     ///< rows in order of their experts, the experts, rows added up
+  PassTimes shared;     ///< shared experts
+  PassTimes head;       ///< last norm, logits, loss
 };
 
 /// Local. Experts as if each got the same number of rows; `expert`: ranks that share one set of experts.

@@ -126,7 +126,8 @@ YamlNode* section_node(YamlNode& root, const std::string& section, Report& repor
 
 void check_speeds(const Hardware& hardware, const YamlNode& root, Report& report) {
   if (!hardware.network || hardware.node || hardware.ranks_per_node == 1) return;
-  report.add(root.place, "node", "missing; expected gb_per_s and latency_us of ranks of one node, as there are several");
+  report.add(root.place, "node",
+             "missing; expected gb_per_s and latency_us of ranks of one node, as there are several");
 }
 
 }  // namespace
@@ -152,7 +153,8 @@ Hardware parse_hardware(const std::string& text, const std::string& name) {
     auto* node = section != nullptr ? section->find(row.name) : nullptr;
     if (node != nullptr) {
       if (auto problem = row.read(hardware, *node)) report.add(node->place, path_of(row), *problem);
-    } else if (row.required && report.clean({path_of(row)}) && (section != nullptr || !is_optional_section(row.section))) {
+    } else if (row.required && report.clean({path_of(row)}) &&
+               (section != nullptr || !is_optional_section(row.section))) {
       report.add(section != nullptr ? section->place : root.place, path_of(row), "missing; expected a value");
     }
   }

@@ -27,14 +27,14 @@ struct CoreRates {
 /// The fields' own values are H100s by eight: configs/hardware/h100_8.yaml.
 struct Hardware {
   std::string name = "h100_8";
-  int ranks_per_node = 8;  ///< ranks fill node after node
+  int ranks_per_node = 8;     ///< ranks fill node after node
   double fp32_tflops = 45.0;  ///< of large products
   double bf16_tflops = 640.0;
   std::optional<double> peak_tflops = 989.0;  ///< for mfu; none: the achieved rate stands for it
   double attention_share = 0.6;               ///< of a product's rate that attention reaches
   double memory_gb_per_s = 2800.0;            ///< read and written
   double memory_gb = 80.0;
-  double kernel_us = 2.5;      ///< what starting one kernel adds
+  double kernel_us = 2.5;       ///< what starting one kernel adds
   double collective_us = 15.0;  ///< what starting one collective adds
   std::optional<Link> node = Link{350.0, 2.0};
   std::optional<Link> network = Link{45.0, 5.0};

@@ -27,11 +27,11 @@ struct Operation {
   const char* what = "";  ///< "forward", "all_gather", ...
   int unit = -1;          ///< of the plan; -1: of none
   Lane lane = Lane::Compute;
-  std::optional<Axis> axis = {};           ///< of a collective, and of what one takes of the compute lane
-  double fixed_s = 0.0;                    ///< computation, or latency
-  double transfer_s = 0.0;                 ///< of its bytes, with the link to itself
-  LinkKind link = LinkKind::None;          ///< that transfer_s is of
-  std::int64_t bytes = 0;                  ///< that a rank sends
+  std::optional<Axis> axis = {};   ///< of a collective, and of what one takes of the compute lane
+  double fixed_s = 0.0;            ///< computation, or latency
+  double transfer_s = 0.0;         ///< of its bytes, with the link to itself
+  LinkKind link = LinkKind::None;  ///< that transfer_s is of
+  std::int64_t bytes = 0;          ///< that a rank sends
   std::array<OperationId, 4> after = {kNothing, kNothing, kNothing, kNothing};  ///< issued before it
 };
 

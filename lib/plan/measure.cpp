@@ -142,9 +142,10 @@ MeshShape mesh_of_nodes(World& world) {
     if (first) nodes.push_back(place.host);
     auto rank = &place - places.data();
     if (place.host == nodes.back() && place.local_size == together && place.local_rank == rank % together) continue;
-    throw ConfigError(fmt::format("rank {} is on {} as {} of {} there: a hardware file needs ranks that fill node "
-                                  "after node, equally many on each; use mpirun --map-by ppr:N:node",
-                                  rank, place.host, place.local_rank + 1, place.local_size));
+    throw ConfigError(
+        fmt::format("rank {} is on {} as {} of {} there: a hardware file needs ranks that fill node "
+                    "after node, equally many on each; use mpirun --map-by ppr:N:node",
+                    rank, place.host, place.local_rank + 1, place.local_size));
   }
   auto count = static_cast<int>(nodes.size());
   return MeshShape(world.size(), count, world.size() / count);

@@ -12,10 +12,10 @@ namespace meshard {
 /// unless the ranks fill node after node, equally many on each.
 MeshShape mesh_of_nodes(World& world);
 
-/// Collective over world. What preflight measured on a mesh_of_nodes(), and what it did not: the other dtype's products,
-/// attention, what starting a kernel costs, and what communication takes of a core where it is the core that carries it.
-/// Of ranks that differ the slowest counts, as all others wait for it. A link that no two ranks share is absent. About
-/// three seconds. The same on every rank.
+/// Collective over world. What preflight measured on a mesh_of_nodes(), and what it did not: the other dtype's
+/// products, attention, what starting a kernel costs, and what communication takes of a core where it is the core that
+/// carries it. Of ranks that differ the slowest counts, as all others wait for it. A link that no two ranks share is
+/// absent. About three seconds. The same on every rank.
 Hardware measure_hardware(const Mesh& mesh, const PreflightReport& report);
 
 }  // namespace meshard

@@ -21,8 +21,8 @@ std::vector<int> divisors_of(std::int64_t number) {
 }
 
 auto rank_of(const FoundMesh& mesh) {
-  return std::tuple(three_digits(mesh.seconds), mesh.memory_bytes, mesh.expert, mesh.dp_outer, mesh.strategy, mesh.recompute,
-                    -mesh.micro_batch);
+  return std::tuple(three_digits(mesh.seconds), mesh.memory_bytes, mesh.expert, mesh.dp_outer, mesh.strategy,
+                    mesh.recompute, -mesh.micro_batch);
 }
 
 bool better(const FoundMesh& a, const FoundMesh& b) {
@@ -59,8 +59,12 @@ class Search {
           for (bool again : choices(free_.recompute, std::vector<bool>{false, true}, recompute)) {
             for (auto micro : choices(free_.micro_batch, divisors_of(train.global_batch_size / options_.ranks),
                                       static_cast<int>(train.micro_batch_size))) {
-              all.push_back({.dp_outer = outer, .dp_shard = options_.ranks / outer, .expert = expert,
-                             .strategy = strategy, .recompute = again, .micro_batch = micro});
+              all.push_back({.dp_outer = outer,
+                             .dp_shard = options_.ranks / outer,
+                             .expert = expert,
+                             .strategy = strategy,
+                             .recompute = again,
+                             .micro_batch = micro});
             }
           }
         }
@@ -140,17 +144,16 @@ class Search {
 
   void report() {
     if (too_large_ > 0) {
-      result_.ruled_out.push_back({fmt::format("need more than {:.4g} GB a rank", options_.memory_limit_gb), too_large_,
-                                   fmt::format("the least takes {}: {}", human_bytes(smallest_->memory_bytes),
-                                               smallest_->settings(free_))});
+      result_.ruled_out.push_back(
+          {fmt::format("need more than {:.4g} GB a rank", options_.memory_limit_gb), too_large_,
+           fmt::format("the least takes {}: {}", human_bytes(smallest_->memory_bytes), smallest_->settings(free_))});
     }
     auto told = static_cast<std::int64_t>(result_.best.size());
     if (auto slower = simulated_ - told; slower > 0) {
       result_.ruled_out.push_back({fmt::format("are slower than the {} best", told), slower, ""});
     }
     if (auto hopeless = static_cast<std::int64_t>(fitting_.size()) - simulated_; hopeless > 0) {
-      result_.ruled_out.push_back(
-          {fmt::format("compute for longer than the {} best take in all", told), hopeless, ""});
+      result_.ruled_out.push_back({fmt::format("compute for longer than the {} best take in all", told), hopeless, ""});
     }
   }
 

@@ -30,8 +30,8 @@ struct FoundMesh {
   std::int64_t micro_batch = 1;
   double seconds = 0.0;  ///< predicted, of a step
   double tokens_per_s = 0.0, mfu = 0.0;
-  double exposed_s = 0.0;           ///< communication, of all axes
-  std::int64_t memory_bytes = 0;    ///< of a rank
+  double exposed_s = 0.0;         ///< communication, of all axes
+  std::int64_t memory_bytes = 0;  ///< of a rank
 
   /// Local. The options that pick it: "--set parallel.dp_outer=4 --set ...", of the keys that were free.
   std::string settings(const SearchKeys& free) const;

@@ -25,8 +25,7 @@ std::string search_text(const SearchResult& result, const SearchOptions& options
   return text;
 }
 
-nlohmann::ordered_json search_json(const SearchResult& result, const SearchOptions& options,
-                                   const Hardware& hardware) {
+nlohmann::ordered_json search_json(const SearchResult& result, const SearchOptions& options, const Hardware& hardware) {
   auto best = nlohmann::ordered_json::array(), ruled_out = nlohmann::ordered_json::array();
   for (auto& mesh : result.best) {
     best.push_back({{"settings", mesh.settings(result.free)},
@@ -42,7 +41,8 @@ nlohmann::ordered_json search_json(const SearchResult& result, const SearchOptio
                     {"exposed_s", mesh.exposed_s},
                     {"memory_bytes", mesh.memory_bytes}});
   }
-  for (auto& row : result.ruled_out) ruled_out.push_back({{"why", row.why}, {"count", row.count}, {"nearest", row.nearest}});
+  for (auto& row : result.ruled_out)
+    ruled_out.push_back({{"why", row.why}, {"count", row.count}, {"nearest", row.nearest}});
   return {{"hardware", hardware.name},
           {"ranks", options.ranks},
           {"memory_limit_gb", options.memory_limit_gb},

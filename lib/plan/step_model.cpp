@@ -16,10 +16,11 @@ namespace {
 
 Link link_of(const std::optional<Link>& link, const char* key, Axis axis, const Hardware& hardware) {
   if (link) return *link;
-  throw ConfigError(fmt::format("hardware {}: axis {} runs {} nodes of {} ranks, but the file has no `{}`; add it, or "
-                                "choose another mesh",
-                                hardware.name, axis_name(axis), std::string_view(key) == "node" ? "within" : "between",
-                                hardware.ranks_per_node, key));
+  throw ConfigError(
+      fmt::format("hardware {}: axis {} runs {} nodes of {} ranks, but the file has no `{}`; add it, or "
+                  "choose another mesh",
+                  hardware.name, axis_name(axis), std::string_view(key) == "node" ? "within" : "between",
+                  hardware.ranks_per_node, key));
 }
 
 void add_exposed(StepPrediction& step) {
@@ -69,8 +70,7 @@ AxisLink axis_link(const MeshShape& mesh, Axis axis, const Hardware& hardware) {
   if (together > 1) way.bytes_per_s = std::min(way.bytes_per_s, inside.gb_per_s * 1e9);
   way.exchange_bytes_per_s = between.gb_per_s * 1e9 * (ranks - 1) / (ranks - together);
   if (together > 1) {
-    way.exchange_bytes_per_s =
-        std::min(way.exchange_bytes_per_s, inside.gb_per_s * 1e9 * (ranks - 1) / (together - 1));
+    way.exchange_bytes_per_s = std::min(way.exchange_bytes_per_s, inside.gb_per_s * 1e9 * (ranks - 1) / (together - 1));
   }
   return way;
 }
@@ -83,8 +83,7 @@ StepPrediction predict_step(const Plan& plan, const Hardware& hardware) {
   add_exposed(step);
   auto& train = plan.config.train;
   step.tokens_per_s = static_cast<double>(train.global_batch_size * train.seq_len) / step.seconds;
-  step.tflops =
-      step.tokens_per_s * flops_per_token(plan.config, plan.active_parameters) / plan.mesh.ranks() / 1e12;
+  step.tflops = step.tokens_per_s * flops_per_token(plan.config, plan.active_parameters) / plan.mesh.ranks() / 1e12;
   step.mfu = step.tflops * 1e12 /
              (hardware.peak_tflops ? *hardware.peak_tflops * 1e12 : hardware.flops(plan.config.precision.param));
   return step;

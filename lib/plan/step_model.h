@@ -14,10 +14,10 @@ namespace meshard {
 /// The way between the ranks of one axis. Collectives go around a ring, node after node.
 struct AxisLink {
   int ranks = 1;
-  LinkKind link = LinkKind::None;  ///< the slowest on the way
-  double bytes_per_s = 0.0;        ///< that a rank sends around the ring
+  LinkKind link = LinkKind::None;     ///< the slowest on the way
+  double bytes_per_s = 0.0;           ///< that a rank sends around the ring
   double exchange_bytes_per_s = 0.0;  ///< that a rank sends in an all-to-all
-  double latency_s = 0.0;          ///< of the whole way around: hops within nodes and between them
+  double latency_s = 0.0;             ///< of the whole way around: hops within nodes and between them
 };
 
 /// Local. Ranks fill node after node. Where the ring leaves a node, the links of all its members there carry it, but no
@@ -33,11 +33,11 @@ struct StepPrediction {
   std::vector<Operation> operations;  ///< in the order of their issue
   std::vector<Span> spans;            ///< of each operation
   double seconds = 0.0;
-  double compute_s = 0.0;          ///< of it: computation
-  std::map<Axis, AxisTime> axes;   ///< that have collectives
-  double tokens_per_s = 0.0;       ///< of all ranks
-  double tflops = 0.0;             ///< of one rank, as metrics.jsonl counts them
-  double mfu = 0.0;                ///< of the hardware's peak; of the achieved rate if it has none
+  double compute_s = 0.0;         ///< of it: computation
+  std::map<Axis, AxisTime> axes;  ///< that have collectives
+  double tokens_per_s = 0.0;      ///< of all ranks
+  double tflops = 0.0;            ///< of one rank, as metrics.jsonl counts them
+  double mfu = 0.0;               ///< of the hardware's peak; of the achieved rate if it has none
 };
 
 /// Local. ConfigError as axis_link().

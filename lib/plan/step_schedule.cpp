@@ -57,7 +57,8 @@ class Schedule {
     Ids gathers, refreshes, reductions, rest;  ///< issued and not yet waited for
   };
 
-  // -- the units -------------------------------------------------------------------------------------------------------
+  // -- the units
+  // -------------------------------------------------------------------------------------------------------
 
   void find_stops() {
     int experts = -1;
@@ -86,7 +87,8 @@ class Schedule {
     if (stop.experts >= 0) order.push_back(stop.experts);
   }
 
-  // -- issue and wait ----------------------------------------------------------------------------------------------------
+  // -- issue and wait
+  // ----------------------------------------------------------------------------------------------------
 
   OperationId issue(Operation operation, const Ids& after) {
     if (after.size() > operation.after.size()) throw LogicError("an operation waits for too many others");
@@ -123,8 +125,10 @@ class Schedule {
                      .bytes = volume.bytes},
                     after);
     if (hardware_.core) {
-      core_seconds_[id] = bytes * (volume.reduced / hardware_.core->reduce_gb_per_s +
-                                   (1.0 - volume.reduced) / hardware_.core->gather_gb_per_s) / 1e9;
+      core_seconds_[id] = bytes *
+                          (volume.reduced / hardware_.core->reduce_gb_per_s +
+                           (1.0 - volume.reduced) / hardware_.core->gather_gb_per_s) /
+                          1e9;
     }
     return id;
   }
@@ -146,8 +150,8 @@ class Schedule {
     for (auto id : operations) {
       if (auto core = core_seconds_.find(id); core != core_seconds_.end() && core->second > 0.0) {
         auto& operation = operations_[id];
-        last_compute_ = issue({.what = operation.what, .unit = operation.unit, .axis = operation.axis,
-                               .fixed_s = core->second}, {});
+        last_compute_ = issue(
+            {.what = operation.what, .unit = operation.unit, .axis = operation.axis, .fixed_s = core->second}, {});
       }
       waited_.push_back(id);
       if (waited_.size() == Operation{}.after.size()) compute("wait", -1, 0.0);
@@ -155,7 +159,8 @@ class Schedule {
     operations.clear();
   }
 
-  // -- parameters --------------------------------------------------------------------------------------------------------
+  // -- parameters
+  // --------------------------------------------------------------------------------------------------------
 
   std::int64_t param_bytes() const { return static_cast<std::int64_t>(at::elementSize(precision_.param)); }
   std::int64_t wire_bytes() const { return static_cast<std::int64_t>(at::elementSize(precision_.reduce)); }
@@ -209,7 +214,8 @@ class Schedule {
   }
   void release(int unit) { states_[unit].gathered = false; }
 
-  // -- forward -----------------------------------------------------------------------------------------------------------
+  // -- forward
+  // -----------------------------------------------------------------------------------------------------------
 
   void forward() {
     enter(forward_order_, first_);
@@ -257,7 +263,8 @@ class Schedule {
     wait(sent);
   }
 
-  // -- backward ----------------------------------------------------------------------------------------------------------
+  // -- backward
+  // ----------------------------------------------------------------------------------------------------------
 
   /// The head is still gathered; the embedding's backward does not read it.
   void backward() {
@@ -342,7 +349,8 @@ class Schedule {
     }
   }
 
-  // -- the end of the step ---------------------------------------------------------------------------------------------
+  // -- the end of the step
+  // ---------------------------------------------------------------------------------------------
 
   void optimizer() {
     for (auto& state : states_) wait(state.rest);

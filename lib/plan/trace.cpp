@@ -38,8 +38,8 @@ Json span_event(const Operation& operation, const Span& span, const Plan& plan) 
 
 Json trace_json(const StepPrediction& step, const Plan& plan) {
   auto events = Json::array();
-  events.push_back(name_event("process_name", 0, fmt::format("{}, one rank of {}", plan.config.run.name,
-                                                             plan.mesh.ranks())));
+  events.push_back(
+      name_event("process_name", 0, fmt::format("{}, one rank of {}", plan.config.run.name, plan.mesh.ranks())));
   for (int lane = 0; lane < static_cast<int>(kLaneNames.size()); ++lane) {
     events.push_back(name_event("thread_name", lane, kLaneNames[lane]));
     events.push_back(sort_event(lane));

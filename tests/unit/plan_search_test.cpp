@@ -1,7 +1,5 @@
 // Hardware files, and the search for a mesh.
 
-#include "plan/search.h"
-
 #include <fmt/format.h>
 
 #include <boost/test/unit_test.hpp>
@@ -9,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "plan/search.h"
 #include "unit/plan_config.h"
 
 using namespace meshard;
@@ -47,8 +46,9 @@ Hardware small_nodes() {
 
 // Catches: a key that is not read or not written; shipped files that are no longer accepted.
 BOOST_AUTO_TEST_CASE(hardware_is_written_as_it_is_read) {
-  Hardware hardware{"a node: of mine", 3, 0.5, 0.25, 7.5, 0.75, 12.5, 3.25, 1.5, 2.5, Link{1.25, 9.5}, Link{0.5, 30.0},
-                    CoreRates{2.25, 1.75}};
+  Hardware hardware{
+      "a node: of mine",    3, 0.5, 0.25, 7.5, 0.75, 12.5, 3.25, 1.5, 2.5, Link{1.25, 9.5}, Link{0.5, 30.0},
+      CoreRates{2.25, 1.75}};
   BOOST_TEST((parse_hardware(hardware_yaml(hardware, "one\ntwo"), "text") == hardware));
   for (auto* without : {"node", "network", "core"}) {
     auto less = hardware;
@@ -76,7 +76,8 @@ BOOST_AUTO_TEST_CASE(wrong_hardware_is_refused) {
                  "2 problems in there/hardware.yaml\n  hardware.yaml:5:3  rank.kernel_us: missing; expected a value\n"
                  "  hardware.yaml:11:3  rank.kernel_u: unknown key; did you mean `kernel_us`?"));
   BOOST_TEST(has(with("name:", "nmae:"), "hardware.yaml:2:1  nmae: unknown key; did you mean `name`?"));
-  BOOST_TEST(has(with("ranks_per_node: 8", "ranks_per_node: 0"), "hardware.yaml:3:17  ranks_per_node: 0 is out of range"));
+  BOOST_TEST(
+      has(with("ranks_per_node: 8", "ranks_per_node: 0"), "hardware.yaml:3:17  ranks_per_node: 0 is out of range"));
   BOOST_TEST(has(with("attention_share: 0.6", "attention_share: 1.6"), "rank.attention_share: 1.6 is out of range"));
   BOOST_TEST(has(with("memory_gb: 80.0", "memory_gb: \"80\""), "rank.memory_gb: the text \"80\" is not what"));
   BOOST_TEST(has(with("network:\n  gb_per_s: 45.0\n", "network:\n"), "network.gb_per_s: missing"));
@@ -86,7 +87,8 @@ BOOST_AUTO_TEST_CASE(wrong_hardware_is_refused) {
   BOOST_TEST(has(problem_of("{schema: 1"), "hardware.yaml:1"));
 }
 
-// Catches: a mesh that the search passes over, a slower one before it, one that does not fit, settings that pick another.
+// Catches: a mesh that the search passes over, a slower one before it, one that does not fit, settings that pick
+// another.
 BOOST_AUTO_TEST_CASE(the_search_finds_what_trying_all_finds) {
   for (auto* text : {kDense, kExperts}) {
     constexpr int kRanks = 8;
@@ -107,11 +109,11 @@ BOOST_AUTO_TEST_CASE(the_search_finds_what_trying_all_finds) {
               bool hybrid = strategy == 4 || strategy == 5;
               if ((strategy == 3 && outer > 1) || (hybrid && outer == 1)) continue;  // does what another does
               auto all = batch;
-              all.insert(all.end(), {fmt::format("parallel.strategy={}", kStrategyNames[strategy]),
-                                     fmt::format("parallel.dp_outer={}", outer),
-                                     fmt::format("parallel.expert={}", expert),
-                                     fmt::format("train.activation_checkpoint={}", recompute),
-                                     fmt::format("train.micro_batch_size={}", micro)});
+              all.insert(all.end(),
+                         {fmt::format("parallel.strategy={}", kStrategyNames[strategy]),
+                          fmt::format("parallel.dp_outer={}", outer), fmt::format("parallel.expert={}", expert),
+                          fmt::format("train.activation_checkpoint={}", recompute),
+                          fmt::format("train.micro_batch_size={}", micro)});
               auto plan = make_plan(parse_config(text, "test.yaml", all, kRanks), kRanks);
               bool fits = static_cast<double>(plan.bytes.total()) <= options.memory_limit_gb * 1e9;
               too_large += !fits;
@@ -161,7 +163,8 @@ BOOST_AUTO_TEST_CASE(searches_keep_what_is_set) {
   result = search_meshes(parse_config(kDense, "test.yaml", neutral_overrides({}, options.free), 4), options, boundless);
   for (std::size_t i = 1; i < result.best.size(); ++i) {
     auto &before = result.best[i - 1], &mesh = result.best[i];
-    if (three_digits(before.seconds) == three_digits(mesh.seconds)) BOOST_TEST(before.memory_bytes <= mesh.memory_bytes);
+    if (three_digits(before.seconds) == three_digits(mesh.seconds))
+      BOOST_TEST(before.memory_bytes <= mesh.memory_bytes);
   }
   options.memory_limit_gb = 1e-6;
   result = search_meshes(config, options, small_nodes());

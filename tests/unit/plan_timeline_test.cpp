@@ -43,8 +43,13 @@ Operation computes(double seconds, std::array<OperationId, 4> after = {-1, -1, -
 }
 
 Operation sends(Lane lane, LinkKind link, double latency, double transfer, std::array<OperationId, 4> after) {
-  return {.what = "all_gather", .lane = lane, .axis = Axis::DpShard, .fixed_s = latency, .transfer_s = transfer,
-          .link = link, .after = after};
+  return {.what = "all_gather",
+          .lane = lane,
+          .axis = Axis::DpShard,
+          .fixed_s = latency,
+          .transfer_s = transfer,
+          .link = link,
+          .after = after};
 }
 
 constexpr std::array<OperationId, 4> kAtOnce = {-1, -1, -1, -1};
@@ -66,7 +71,8 @@ struct Mesh4 {
 };
 
 std::vector<std::string> settings_of(const Mesh4& mesh) {
-  return {fmt::format("parallel.strategy={}", to_string(mesh.strategy)), fmt::format("parallel.dp_outer={}", mesh.outer)};
+  return {fmt::format("parallel.strategy={}", to_string(mesh.strategy)),
+          fmt::format("parallel.dp_outer={}", mesh.outer)};
 }
 
 // Every strategy on four ranks, flat and 2 x 2; a model with experts on 1, 2 and 4 of them, two microbatches.
@@ -145,7 +151,8 @@ BOOST_AUTO_TEST_CASE(axes_have_the_slowest_link_on_their_way) {
   BOOST_TEST(axis_link(mesh, Axis::ExpertDp, hardware).ranks == 1);
   hardware.network.reset();
   BOOST_CHECK_EXCEPTION(axis_link(mesh, Axis::DpOuter, hardware), ConfigError, [](auto& error) {
-    return std::string(error.what()).find("between nodes of 4 ranks, but the file has no `network`") != std::string::npos;
+    return std::string(error.what()).find("between nodes of 4 ranks, but the file has no `network`") !=
+           std::string::npos;
   });
 }
 
@@ -202,7 +209,8 @@ BOOST_AUTO_TEST_CASE(outer_reductions_are_chained) {
 // Catches: a refresh that the forward does not wait for, or waits for as a whole before it starts.
 BOOST_AUTO_TEST_CASE(the_refresh_overlaps_the_forward) {
   auto step = predict_step(make_plan(config_with(settings_of({Strategy::Zero1, 1})), 4), slow_cores(4));
-  // Of the root and the first layer: their refresh before the step, their reduction behind it. The last layer's is hidden.
+  // Of the root and the first layer: their refresh before the step, their reduction behind it. The last layer's is
+  // hidden.
   BOOST_TEST(exposed(step) == 2 * (kRoot + kLayer), boost::test_tools::tolerance(1e-6));
 }
 
