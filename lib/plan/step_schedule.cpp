@@ -1,23 +1,18 @@
 #include "plan/step_schedule.h"
 
 #include <algorithm>
-#include <map>
 #include <ranges>
 #include <utility>
 
-#include "base/error.h"
-#include "comm/ledger.h"
 #include "model/options.h"
 #include "plan/compute_time.h"
 #include "plan/sharding.h"
-#include "plan/step_model.h"
+#include "plan/step_issuer.h"
 #include "plan/traffic.h"
 
 namespace meshard {
 
 namespace {
-
-using Ids = std::vector<OperationId>;
 
 /// A layer on the way of a forward, and its routed experts.
 struct LayerStop {
@@ -25,17 +20,17 @@ struct LayerStop {
   int experts = -1;  ///< -1: none
 };
 
-class Schedule {
+class Schedule : StepIssuer {
  public:
   Schedule(const Plan& plan, const Hardware& hardware)
-      : plan_(plan),
+      : StepIssuer(plan.mesh, hardware),
+        plan_(plan),
         hardware_(hardware),
         config_(plan.config),
         precision_(precision_of(plan.config)),
         times_(compute_times(plan.config, plan.mesh.expert(), hardware)),
         recompute_(plan.config.train.activation_checkpoint == TrainConfig::Checkpointing::Full),
         states_(plan.units.size()) {
-    for (auto& info : kAxes) links_[info.axis] = axis_link(plan.mesh, info.axis, hardware);
     find_stops();
   }
 
@@ -48,7 +43,7 @@ class Schedule {
       backward();
     }
     optimizer();
-    return std::move(operations_);
+    return take();
   }
 
  private:
@@ -87,78 +82,6 @@ class Schedule {
     if (stop.experts >= 0) order.push_back(stop.experts);
   }
 
-  // -- issue and wait
-  // ----------------------------------------------------------------------------------------------------
-
-  OperationId issue(Operation operation, const Ids& after) {
-    if (after.size() > operation.after.size()) throw LogicError("an operation waits for too many others");
-    std::ranges::copy(after, operation.after.begin());
-    operations_.push_back(operation);
-    return static_cast<OperationId>(operations_.size()) - 1;
-  }
-
-  /// Computes once all that was waited for has come.
-  void compute(const char* what, int unit, double seconds) {
-    last_compute_ = issue({.what = what, .unit = unit, .fixed_s = seconds}, waited_);
-    waited_.clear();
-  }
-
-  /// Bytes that a rank sends, and the part of them that is folded where it comes in.
-  struct Volume {
-    std::int64_t bytes = 0;
-    double reduced = 0.0;
-  };
-
-  OperationId collective(const char* what, int unit, Lane lane, Axis axis, Volume volume, Ids after) {
-    auto& link = links_.at(axis);
-    auto bytes = static_cast<double>(volume.bytes);
-    auto rate = lane == Lane::Exchange ? link.exchange_bytes_per_s : link.bytes_per_s;
-    auto ways = volume.reduced > 0.0 && volume.reduced < 1.0 ? 2 : 1;
-    if (last_compute_ != kNothing) after.push_back(last_compute_);
-    auto id = issue({.what = what,
-                     .unit = unit,
-                     .lane = lane,
-                     .axis = axis,
-                     .fixed_s = hardware_.collective_us * 1e-6 + ways * link.latency_s,
-                     .transfer_s = bytes / rate,
-                     .link = link.link,
-                     .bytes = volume.bytes},
-                    after);
-    if (hardware_.core) {
-      core_seconds_[id] = bytes *
-                          (volume.reduced / hardware_.core->reduce_gb_per_s +
-                           (1.0 - volume.reduced) / hardware_.core->gather_gb_per_s) /
-                          1e9;
-    }
-    return id;
-  }
-
-  OperationId gather(const char* what, int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
-    return collective(what, unit, lane, axis, {gather_bytes(full_bytes, links_.at(axis).ranks), 0.0}, after);
-  }
-  OperationId reduce_scatter(int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
-    return collective("reduce_scatter", unit, lane, axis, {gather_bytes(full_bytes, links_.at(axis).ranks), 1.0},
-                      after);
-  }
-  OperationId all_reduce(int unit, Lane lane, Axis axis, std::int64_t full_bytes, const Ids& after) {
-    return collective("all_reduce", unit, lane, axis, {all_reduce_bytes(full_bytes, links_.at(axis).ranks), 0.5},
-                      after);
-  }
-
-  /// What is computed next needs these. Over MPI on CPUs it is in the wait that a core copies and folds.
-  void wait(Ids& operations) {
-    for (auto id : operations) {
-      if (auto core = core_seconds_.find(id); core != core_seconds_.end() && core->second > 0.0) {
-        auto& operation = operations_[id];
-        last_compute_ = issue(
-            {.what = operation.what, .unit = operation.unit, .axis = operation.axis, .fixed_s = core->second}, {});
-      }
-      waited_.push_back(id);
-      if (waited_.size() == Operation{}.after.size()) compute("wait", -1, 0.0);
-    }
-    operations.clear();
-  }
-
   // -- parameters
   // --------------------------------------------------------------------------------------------------------
 
@@ -179,7 +102,7 @@ class Schedule {
         for (std::size_t axis = 0; axis < placement.axes.size(); ++axis) {
           if (placement.optimizer[axis] != Placement::Flat || placement.params[axis] != Placement::Replicate) continue;
           auto full = held_by(group, unit, placement.params) * param_bytes();
-          states_[index].refreshes.push_back(gather("all_gather", index, Lane::Outer, placement.axes[axis], full, {}));
+          states_[index].refreshes.push_back(all_gather(index, Lane::Outer, placement.axes[axis], full, {}));
         }
       }
     }
@@ -195,7 +118,7 @@ class Schedule {
       for (std::size_t axis = 0; axis < unit.placement.axes.size(); ++axis) {
         if (unit.placement.params[axis] != Placement::Flat) continue;
         auto full = group.layout.size() * param_bytes();
-        state.gathers.push_back(gather("all_gather", index, Lane::Gather, unit.placement.axes[axis], full, after));
+        state.gathers.push_back(all_gather(index, Lane::Gather, unit.placement.axes[axis], full, after));
       }
     }
   }
@@ -248,7 +171,7 @@ class Schedule {
   void exchange_counts(int unit) {
     if (plan_.mesh.expert() == 1) return;
     auto bytes = config_.model.moe->n_routed_experts * static_cast<std::int64_t>(sizeof(std::int64_t));
-    Ids counts{gather("all_to_all", unit, Lane::Exchange, Axis::Expert, bytes, {})};
+    Ids counts{all_to_all(unit, bytes)};
     wait(counts);
   }
 
@@ -259,7 +182,7 @@ class Schedule {
     auto& model = config_.model;
     auto rows = config_.train.micro_batch_size * config_.train.seq_len * model.moe->num_experts_per_tok;
     auto bytes = rows * (ranks - 1) / ranks * model.hidden_size * param_bytes();
-    Ids sent{collective("all_to_all_v", unit, Lane::Exchange, Axis::Expert, {bytes, 0.0}, {})};
+    Ids sent{all_to_all_v(unit, bytes)};
     wait(sent);
   }
 
@@ -309,7 +232,7 @@ class Schedule {
       for (auto axis = placement.axes.size(); axis-- > 0;) {
         if (placement.grads[axis] != Placement::Flat) continue;
         before = {reduce_scatter(index, Lane::Reduce, placement.axes[axis], held_now * wire_bytes(), before)};
-        held_now /= links_.at(placement.axes[axis]).ranks;
+        held_now /= plan_.mesh.size(placement.axes[axis]);
         state.reductions.push_back(before[0]);
       }
     }
@@ -344,7 +267,7 @@ class Schedule {
       auto bytes = current * wire_bytes();
       before = {scatters ? reduce_scatter(index, lane, placement.axes[axis], bytes, before)
                          : all_reduce(index, lane, placement.axes[axis], bytes, before)};
-      if (scatters) current /= links_.at(placement.axes[axis]).ranks;
+      if (scatters) current /= plan_.mesh.size(placement.axes[axis]);
       states_[index].rest.push_back(before[0]);
     }
   }
@@ -370,7 +293,7 @@ class Schedule {
     auto kernels = static_cast<int>(plan_.units.size());
     compute("norm", -1, memory_time(4.0 * main, kernels, hardware_));
     if (plan_.mesh.ranks() > 1) {
-      Ids norm{collective("control", -1, Lane::Reduce, Axis::World, {0, 0.5}, {})};
+      Ids norm{control()};
       wait(norm);
     }
     // Clipping reads and writes the gradient; the update reads it and reads and writes weights and state; zeros.
@@ -386,16 +309,11 @@ class Schedule {
   Precision precision_;
   ComputeTimes times_;
   bool recompute_, last_microbatch_ = false;
-  std::map<Axis, AxisLink> links_;
   std::vector<LayerStop> stops_;
   std::vector<int> forward_order_, backward_order_;
   int first_ = -1, last_ = -1;  ///< with the embedding, and with the head: of a tied model one
   int in_flight_ = -1;
   std::vector<UnitState> states_;
-  std::vector<Operation> operations_;
-  std::map<OperationId, double> core_seconds_;
-  OperationId last_compute_ = kNothing;
-  Ids waited_;
 };
 
 }  // namespace
