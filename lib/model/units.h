@@ -7,18 +7,20 @@
 
 namespace meshard {
 
-/// A module that becomes a sharding unit.
+/// What becomes a sharding unit.
 struct ModelUnit {
   enum class Kind {
+    Embedding,
     Layer,          ///< a decoder layer without its routed experts
     RoutedExperts,  ///< of one layer: on the expert mesh where there is one
-    Root,           ///< what is left: embedding, last norm, head
+    Head,           ///< the last norm and the head
+    Root,           ///< what is left: of a tied model embedding, last norm and head, else nothing
   };
-  Module* module;
+  std::vector<Module*> modules;  ///< that run one after another
   Kind kind;
 };
 
-/// Local. In the order of fully_shard: each decoder layer, its experts before it, then the root.
+/// Local. In the order of fully_shard: embedding, each decoder layer (its experts before it), head, then the root.
 std::vector<ModelUnit> model_units(const Model& model);
 
 }  // namespace meshard

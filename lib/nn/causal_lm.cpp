@@ -31,18 +31,21 @@ const DecoderOptions& checked(const DecoderOptions& options, const at::TensorOpt
 
 CausalLM::CausalLM(const DecoderOptions& options, const at::TensorOptions& tensor_options,
                    const BlockFactories& factories)
-    : model_(checked(options, tensor_options), factories, tensor_options),
-      lm_head_(options.tie_word_embeddings ? Linear(model_.embedding())
-                                           : Linear(options.hidden_size, options.vocab_size, false,
-                                                    options.initializer_range, tensor_options)) {
+    : tied_(options.tie_word_embeddings),
+      model_(checked(options, tensor_options), factories, tensor_options),
+      lm_head_(tied_ ? LmHead(model_.embed_tokens().weight())
+                     : LmHead(options.hidden_size, options.vocab_size, false, options.initializer_range,
+                              tensor_options)) {
   add_child("model", model_);
   add_child("lm_head", lm_head_);
 }
 
+at::Tensor LmHead::loss(const at::Tensor& hidden, const at::Tensor& targets, double scale) {
+  return invoke(hidden, [&](const at::Tensor& x) { return linear_cross_entropy(x, weight(), targets, scale); });
+}
+
 at::Tensor CausalLM::loss(const at::Tensor& ids, const at::Tensor& targets, double scale) {
-  return invoke(ids, [&](const at::Tensor& input) {
-    return linear_cross_entropy(model_(input), lm_head_.weight(), targets, scale);
-  });
+  return invoke(ids, [&](const at::Tensor& input) { return lm_head_.loss(model_(input), targets, scale); });
 }
 
 at::Tensor CausalLM::forward(const at::Tensor& ids) {

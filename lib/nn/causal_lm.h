@@ -7,6 +7,16 @@
 
 namespace meshard {
 
+/// The output head.
+class LmHead : public Linear {
+ public:
+  using Linear::Linear;
+
+  /// Local (sharded: as collective as the hooks are). What linear_cross_entropy() gives: the logits never exist as a
+  /// whole.
+  at::Tensor loss(const at::Tensor& hidden, const at::Tensor& targets, double scale);
+};
+
 class CausalLM : public Module {
  public:
   /// Local. The model on `tensor_options`' device (meta: no memory but the rotary tables, which are real, on the CPU)
@@ -24,15 +34,20 @@ class CausalLM : public Module {
   /// Local (sharded: as collective as the hooks are). [batch, seq, vocab_size] in the model's dtype.
   at::Tensor logits(const at::Tensor& ids) { return (*this)(ids); }
 
-  /// The decoder blocks, in order: each becomes a sharding unit.
+  /// The parts that become sharding units: the decoder blocks, in order, and what stands before and after them.
   const std::vector<Module*>& layers() const { return model_.layers(); }
+  Module& embedding() { return model_.embed_tokens(); }
+  Module& norm() { return model_.norm(); }
+  Module& head() { return lm_head_; }
+  bool tied() const { return tied_; }  ///< the head's weight is the embedding's
 
  protected:
   at::Tensor forward(const at::Tensor& ids) override;
 
  private:
+  bool tied_;
   Decoder model_;
-  Linear lm_head_;
+  LmHead lm_head_;
 };
 
 }  // namespace meshard

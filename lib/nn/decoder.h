@@ -65,7 +65,8 @@ class Decoder : public Module {
   /// Local. Children embed_tokens, layers, norm, rotary_emb.
   Decoder(const DecoderOptions& options, const BlockFactories& factories, const at::TensorOptions& tensor_options);
 
-  const Parameter& embedding() const { return embed_tokens_.weight(); }
+  Embedding& embed_tokens() { return embed_tokens_; }
+  RMSNorm& norm() { return norm_; }
   const std::vector<Module*>& layers() const { return layers_.list(); }
 
  protected:

@@ -39,9 +39,9 @@ std::vector<PlannedTraffic> traffic_of(const Plan& plan) {
   TrafficTable table;
   auto microbatches = plan.config.accumulation_steps(plan.mesh.data_parallel_ranks());
   for (auto& unit : plan.units) {
-    bool kept = unit.kind == ModelUnit::Kind::Root;
+    auto gathers = unit.keep == Unit::Keep::Nothing ? 2 : 1;
     for (auto& group : unit.groups) {
-      add_group_traffic(table, group, unit.placement, plan.mesh, precision_of(plan.config), microbatches, kept);
+      add_group_traffic(table, group, unit.placement, plan.mesh, precision_of(plan.config), microbatches, gathers);
     }
   }
   if (plan.config.model.moe) add_moe_traffic(table, plan.config, plan.mesh, plan.moe_layers);
@@ -61,11 +61,12 @@ Plan make_plan(const Config& config, int ranks) {
   std::set<const Slot*> owned;
   for (auto& model_unit : model_units(model)) {
     auto options = shard_options(config, model_unit);
-    auto* module = model_unit.module;
-    bool root = model_unit.kind == ModelUnit::Kind::Root;
-    PlannedUnit unit{root ? "root" : names.of(*module), model_unit.kind, options.mesh, {}, {}};
+    auto& own = model_unit.modules;
+    PlannedUnit unit{unit_name(own, names), model_unit.kind, options.mesh, {}, {}, *options.keep};
     unit.groups =
-        plan_groups(*module, names, modules, owned, place_unit(options.mesh, options.strategy, plan.mesh).num_shards);
+        plan_groups(own, names, modules, owned, place_unit(options.mesh, options.strategy, plan.mesh).num_shards);
+    modules.insert(own.begin(), own.end());
+    if (unit.groups.empty()) continue;
     for (auto& group : unit.groups) {
       for (auto& entry : group.parameters) owned.insert(entry.parameter.id());
       // Ranks that hold other experts have buffers of their own.
@@ -73,7 +74,6 @@ Plan make_plan(const Config& config, int ranks) {
       plan.padding_bytes += copies * group.layout.padding() * at::elementSize(group.dtype);
     }
     count_parameters(plan, unit);
-    modules.insert(module);
     plan.units.push_back(std::move(unit));
   }
   plan.moe_layers = model.moe ? static_cast<std::int64_t>(model.moe->list().size()) : 0;
@@ -88,7 +88,7 @@ void place_units(Plan& plan, const Config& config) {
   plan.bytes = {};
   auto optimizer_bytes = state_bytes_per_element(config.optimizer.type);
   for (auto& unit : plan.units) {
-    auto options = shard_options(config, {nullptr, unit.kind});
+    auto options = shard_options(config, {{}, unit.kind});
     unit.placement = place_unit(options.mesh, options.strategy, plan.mesh);
     if (unit.mesh != options.mesh) throw LogicError("units that were laid out for another number of expert ranks");
     for (auto& group : unit.groups) {

@@ -12,16 +12,17 @@
 #include "mesh/mesh_shape.h"
 #include "model/units.h"
 #include "sharding/placement.h"
-#include "sharding/unit_plan.h"
+#include "sharding/unit.h"
 
 namespace meshard {
 
 struct PlannedUnit {
   std::string name;
-  ModelUnit::Kind kind;  ///< routed experts come before the layer that they lie within; the root stays gathered
+  ModelUnit::Kind kind;  ///< routed experts come before the layer that they lie within
   UnitMesh mesh;         ///< expert: shapes are those of one rank's experts
   GroupPlacement placement;
   std::vector<GroupPlan> groups;
+  Unit::Keep keep = Unit::Keep::Nothing;  ///< of what is gathered, between a forward and its backward
 };
 
 /// One row of the traffic table: what one rank sends in a step.
@@ -48,7 +49,7 @@ struct BytesPerRank {
 struct Plan {
   Config config;
   MeshShape mesh;
-  std::vector<PlannedUnit> units;      ///< in the order of fully_shard
+  std::vector<PlannedUnit> units;      ///< in the order of fully_shard, without those that own nothing
   std::int64_t parameters = 0;         ///< of all ranks together
   std::int64_t active_parameters = 0;  ///< that one token passes through: of the routed experts, K of E
   std::int64_t padding_bytes = 0;      ///< of all groups' full buffers, in the dtype of their parameters

@@ -65,7 +65,13 @@ class Schedule : StepIssuer {
         case ModelUnit::Kind::Layer:
           stops_.push_back({unit, std::exchange(experts, -1)});
           break;
-        case ModelUnit::Kind::Root:
+        case ModelUnit::Kind::Embedding:
+          first_ = unit;
+          break;
+        case ModelUnit::Kind::Head:
+          last_ = unit;
+          break;
+        case ModelUnit::Kind::Root:  // of a tied model: both
           first_ = last_ = unit;
           break;
       }

@@ -48,7 +48,7 @@ std::int64_t held(std::int64_t size, const GroupPlacement& group, const Placemen
 
 void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupPlacement& placement,
                        const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,
-                       bool kept_gathered) {
+                       std::int64_t gathers) {
   using enum Placement;
   Adder adder(table, placement, mesh);
   auto size = group.layout.size();
@@ -58,7 +58,7 @@ void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupP
 
   for (std::size_t axis = 0; axis < axes; ++axis) {
     if (placement.params[axis] == Flat) {
-      adder.gather_like("all_gather", axis, size * param, microbatches * (kept_gathered ? 1 : 2));
+      adder.gather_like("all_gather", axis, size * param, microbatches * gathers);
     }
     if (group.requires_grad && placement.grads[axis] == Flat) {
       adder.gather_like("reduce_scatter", axis, size * wire, microbatches);

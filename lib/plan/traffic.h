@@ -15,10 +15,10 @@ using TrafficTable = std::map<std::pair<std::string, std::string>, PlannedTraffi
 /// Local. Elements that a rank holds of a buffer of `size` under `placements`.
 std::int64_t held(std::int64_t size, const GroupPlacement& group, const Placements& placements, const MeshShape& mesh);
 
-/// Local. Adds what the group sends in one step of `microbatches`.
+/// Local. Adds what the group sends in one step of `microbatches`, each of which gathers it once or twice.
 void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupPlacement& placement,
                        const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,
-                       bool kept_gathered);
+                       std::int64_t gathers);
 
 /// Local. Adds what `layers` MoE layers send in one step: rows to their experts and back, counts, and the sum of all
 /// counts. Rows are an estimate, as if every expert got the same.

@@ -1,70 +1,150 @@
 #include "plan/unsharded_peak.h"
 
 #include <algorithm>
+#include <map>
+#include <ranges>
+#include <utility>
+
+#include "sharding/storage.h"
 
 namespace meshard {
 
 namespace {
 
-// A unit on the way of a forward; experts run within their layer.
-struct Stop {
-  std::int64_t gathered = 0;   // elements, 0 where parameters are replicated
-  std::int64_t gradients = 0;  // elements, 0 where nothing is reduced per microbatch
-  bool within_previous = false;
-};
-
-std::int64_t elements(const PlannedUnit& unit) {
-  std::int64_t sum = 0;
-  for (auto& group : unit.groups) sum += group.layout.size();
-  return sum;
-}
-
-Stop stop_at(const PlannedUnit& unit, bool within_previous) {
-  auto& grads = unit.placement.grads;
-  bool reduces = std::ranges::find(grads, Placement::Flat) != grads.end();
-  return {unit.placement.gathers() ? elements(unit) : 0, reduces ? elements(unit) : 0, within_previous};
-}
-
-// Units in the order of a forward, without the root: a layer, then its experts.
-std::vector<Stop> forward_order(const std::vector<PlannedUnit>& units) {
-  std::vector<Stop> order;
-  for (std::size_t i = 0; i + 1 < units.size(); ++i) {
-    if (units[i].kind != ModelUnit::Kind::RoutedExperts) {
-      order.push_back(stop_at(units[i], false));
-      continue;
+/// The pool of one rank through a step, as the runtime goes (sharding/DESIGN.md section 8).
+class PoolOfARank {
+ public:
+  PoolOfARank(const std::vector<PlannedUnit>& units, int prefetch, const Precision& precision)
+      : prefetch_(prefetch), precision_(precision) {
+    const PlannedUnit* experts = nullptr;
+    for (auto& unit : units) {
+      switch (unit.kind) {
+        case ModelUnit::Kind::RoutedExperts:
+          experts = &unit;
+          continue;
+        case ModelUnit::Kind::Root:
+          root_ = &unit;
+          continue;
+        case ModelUnit::Kind::Embedding:
+        case ModelUnit::Kind::Layer:
+        case ModelUnit::Kind::Head:
+          stops_.push_back({&unit, std::exchange(experts, nullptr)});
+      }
     }
-    order.push_back(stop_at(units[i + 1], false));
-    order.push_back(stop_at(units[i], true));
-    ++i;
   }
-  return order;
-}
+
+  // The first microbatch records the order, by which the second one prefetches.
+  std::int64_t peak() {
+    for (bool recorded : {false, true}) {
+      forward(recorded);
+      backward(recorded);
+    }
+    return sizes_.allocated();
+  }
+
+ private:
+  /// A unit on the way, with the experts that run within it.
+  struct Stop {
+    const PlannedUnit* unit;
+    const PlannedUnit* within;
+  };
+  using Order = std::vector<const PlannedUnit*>;
+  using Blocks = std::vector<std::int64_t>;
+
+  void forward(bool recorded) {
+    auto order = order_of(stops_);
+    auto reads = [](const PlannedUnit&) { return true; };
+    std::size_t position = 0;
+    if (root_) enter(order, position++, recorded, reads);
+    for (auto& stop : stops_) {
+      for (std::size_t i = 0; i < units_of(stop).size(); ++i) enter(order, position++, recorded, reads);
+      for (auto* unit : units_of(stop) | std::views::reverse) {
+        if (unit->keep != Unit::Keep::Gathered) release(*unit);
+      }
+    }
+  }
+
+  void backward(bool recorded) {
+    auto back = stops_;
+    std::ranges::reverse(back);
+    auto order = order_of(back);
+    auto reads = [](const PlannedUnit& unit) { return unit.keep != Unit::Keep::Unneeded; };
+    std::size_t position = 0;
+    auto begin = [&](const PlannedUnit& unit) {
+      enter(order, position++, recorded, reads);
+      open_sinks(unit);
+    };
+    if (root_) begin(*root_);
+    for (auto& stop : back) {
+      for (auto* unit : units_of(stop)) begin(*unit);
+      for (auto* unit : units_of(stop) | std::views::reverse) end(*unit);
+    }
+    if (root_) end(*root_);
+    give_back(on_the_wire_);
+  }
+
+  Order order_of(const std::vector<Stop>& stops) const {
+    Order order;
+    if (root_) order.push_back(root_);
+    for (auto& stop : stops) {
+      for (auto* unit : units_of(stop)) order.push_back(unit);
+    }
+    return order;
+  }
+
+  static Order units_of(const Stop& stop) { return stop.within ? Order{stop.unit, stop.within} : Order{stop.unit}; }
+
+  template <class Reads>
+  void enter(const Order& order, std::size_t position, bool recorded, Reads reads) {
+    auto last = std::min(position + (recorded ? prefetch_ : 0), order.size() - 1);
+    for (auto i = position; i <= last; ++i) {
+      if (reads(*order[i])) gather(*order[i]);
+    }
+  }
+
+  void gather(const PlannedUnit& unit) {
+    if (!unit.placement.gathers() || !gathered_[&unit].empty()) return;
+    for (auto& group : unit.groups) gathered_[&unit].push_back(take(group, precision_.param));
+  }
+
+  void release(const PlannedUnit& unit) { give_back(gathered_[&unit]); }
+
+  void open_sinks(const PlannedUnit& unit) {
+    auto& grads = unit.placement.grads;
+    if (std::ranges::find(grads, Placement::Flat) == grads.end()) return;
+    for (auto& group : unit.groups) {
+      if (group.requires_grad) sinks_[&unit].push_back(take(group, precision_.reduce));
+    }
+  }
+
+  // One unit's gradients are on the wire while the next one's are filled.
+  void end(const PlannedUnit& unit) {
+    release(unit);
+    give_back(on_the_wire_);
+    on_the_wire_ = std::exchange(sinks_[&unit], {});
+  }
+
+  std::int64_t take(const GroupPlan& group, at::ScalarType dtype) {
+    return sizes_.take(group.layout.size() * static_cast<std::int64_t>(at::elementSize(dtype)));
+  }
+
+  void give_back(Blocks& blocks) {
+    for (auto block : std::exchange(blocks, {})) sizes_.give_back(block);
+  }
+
+  int prefetch_;
+  Precision precision_;
+  const PlannedUnit* root_ = nullptr;
+  std::vector<Stop> stops_;
+  BlockSizes sizes_;
+  std::map<const PlannedUnit*, Blocks> gathered_, sinks_;
+  Blocks on_the_wire_;
+};
 
 }  // namespace
 
 std::int64_t unsharded_peak(const std::vector<PlannedUnit>& units, int prefetch, const Precision& precision) {
-  auto order = forward_order(units);
-  std::int64_t gathered = 0, gradients = 0;
-  for (std::size_t i = 0; i < order.size(); ++i) {
-    auto enclosing = order[i].within_previous ? i - 1 : i;
-    auto last = std::min(i + prefetch, order.size() - 1);
-    std::int64_t sum = 0;
-    for (auto j = enclosing; j <= last; ++j) sum += order[j].gathered;
-    gathered = std::max(gathered, sum);
-
-    // Backward comes from above: a layer collects, and its experts, while the layer above is on the wire.
-    sum = 0;
-    for (auto j = enclosing; j <= i; ++j) sum += order[j].gradients;
-    for (auto above = i + 1; above < order.size(); ++above) {
-      if (order[above].within_previous) continue;
-      sum += order[above].gradients;
-      break;
-    }
-    gradients = std::max(gradients, sum);
-  }
-  auto root = stop_at(units.back(), false);
-  return (root.gathered + gathered) * static_cast<std::int64_t>(at::elementSize(precision.param)) +
-         (root.gradients + gradients) * static_cast<std::int64_t>(at::elementSize(precision.reduce));
+  return PoolOfARank(units, prefetch, precision).peak();
 }
 
 }  // namespace meshard

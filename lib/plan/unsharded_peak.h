@@ -7,8 +7,8 @@
 
 namespace meshard {
 
-/// Local. Bytes that the runtime's pool reaches: parameters gathered at once and full gradients in flight. The root is
-/// gathered, and collects gradients, all the time.
+/// Local. Bytes that the runtime's pool reaches: parameters gathered at once and full gradients in flight, in blocks as
+/// the pool takes them.
 std::int64_t unsharded_peak(const std::vector<PlannedUnit>& units, int prefetch, const Precision& precision);
 
 }  // namespace meshard

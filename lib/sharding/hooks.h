@@ -6,16 +6,22 @@
 
 namespace meshard {
 
-/// Calls the runtime around a unit's forward.
+/// Calls the runtime around a unit's forward: before its first module and after its last one.
 class UnitHooks : public ModuleHooks {
  public:
-  UnitHooks(ShardingRuntime& runtime, Unit& unit) : runtime_(runtime), unit_(unit) {}
-  at::Tensor pre_forward(const at::Tensor& input) override { return runtime_.before_forward(unit_, input); }
-  at::Tensor post_forward(const at::Tensor& output) override { return runtime_.after_forward(unit_, output); }
+  UnitHooks(ShardingRuntime& runtime, Unit& unit, bool first, bool last)
+      : runtime_(runtime), unit_(unit), first_(first), last_(last) {}
+  at::Tensor pre_forward(const at::Tensor& input) override {
+    return first_ ? runtime_.before_forward(unit_, input) : input;
+  }
+  at::Tensor post_forward(const at::Tensor& output) override {
+    return last_ ? runtime_.after_forward(unit_, output) : output;
+  }
 
  private:
   ShardingRuntime& runtime_;
   Unit& unit_;
+  bool first_, last_;
 };
 
 /// Local. `output` itself; its backward first calls runtime.before_backward(unit).

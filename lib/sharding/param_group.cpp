@@ -186,25 +186,48 @@ void ParamGroup::finish_reduce() {
   pending_filled_ = true;
 }
 
-at::Tensor ParamGroup::reduce_rest() {
-  if (placement_.grads == placement_.optimizer) return pending_;
-  auto grad = as_buffer(pending_.to(precision_.reduce), placement_.grads);
-  auto to = placement_.grads;
-  for (int axis = static_cast<int>(axes_.size()) - 1; axis >= 0; --axis) {
-    if (to[axis] != Placement::Partial) continue;
-    to[axis] = placement_.optimizer[axis];
-    // An all-reduce works in place: the input is ours to overwrite.
-    std::optional<DBuffer> out;
-    if (to[axis] == Placement::Replicate) out = as_buffer(grad.local(), to);
-    grad = grad.redistribute(to, out, call());
-  }
-  return grad.local();
+bool ParamGroup::copies_to_finalize() const {
+  return placement_.grads != placement_.optimizer && precision_.reduce != precision_.main_grad;
 }
 
-void ParamGroup::finalize() {
+void ParamGroup::start_finalize() {
   if (!plan_.requires_grad || !pending_filled_) return;
+  rest_ = as_buffer(copies_to_finalize() ? pending_.to(precision_.reduce) : pending_, placement_.grads);
+  reduce_next_axis();
+}
+
+void ParamGroup::continue_finalize() {
+  if (rest_.defined() && rest_.placements() != placement_.optimizer) reduce_next_axis();
+}
+
+bool ParamGroup::reduce_next_axis() {
+  auto to = rest_.placements();
+  auto axis = std::ssize(to) - 1;
+  while (axis >= 0 && to[axis] != Placement::Partial) --axis;
+  if (axis < 0) return false;
+  to[axis] = placement_.optimizer[axis];
+  rest_work_.wait();
+  auto started = rest_.start_redistribute(to, reduction_target(to), call());
+  rest_ = std::move(started.buffer);
+  rest_work_ = std::move(started.work);
+  return true;
+}
+
+// Where the next reduction writes: in place where the size stays, and otherwise where the sum is to lie at last.
+std::optional<DBuffer> ParamGroup::reduction_target(const Placements& to) {
+  if (held_range(layout_->size(), axes_, to) == rest_.range()) return as_buffer(rest_.local(), to);
+  if (final_filled_ || copies_to_finalize()) return {};
+  if (!final_.defined()) final_ = empty_flat(placement_.optimizer, precision_.main_grad);
+  return as_buffer(final_, to);
+}
+
+void ParamGroup::finish_finalize() {
+  if (!rest_.defined()) return;
+  while (reduce_next_axis()) {
+  }
+  rest_work_.wait();
+  auto result = std::exchange(rest_, {}).local();
   pending_filled_ = false;
-  auto result = reduce_rest();
   if (!grads_shard_ && grad_divisor_ != 1.0) result.div_(grad_divisor_);
   if (final_filled_) {
     final_.add_(result);
@@ -212,7 +235,7 @@ void ParamGroup::finalize() {
     if (!result.is_same(pending_)) pending_.copy_(result);
     std::swap(pending_, final_);
   } else if (final_.defined()) {
-    final_.copy_(result);
+    if (!result.is_same(final_)) final_.copy_(result);
   } else {
     final_ = result.to(precision_.main_grad);
   }
@@ -231,7 +254,8 @@ void ParamGroup::refresh() {
     main_.cast(precision_.param, model_);
     return;
   }
-  refresh_ = main_.cast(precision_.param).start_redistribute(placement_.params, model_, call()).work;
+  auto mine = model_.redistribute(placement_.optimizer);  // a view
+  refresh_ = main_.cast(precision_.param, mine).start_redistribute(placement_.params, model_, call()).work;
 }
 
 void ParamGroup::for_each_owned(const std::function<void(const OwnedRange&)>& visit) {

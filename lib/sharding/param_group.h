@@ -54,11 +54,19 @@ class ParamGroup {
   void collect_gradients();
   /// Collective over the axis that G shards, if any. Does not wait.
   void start_reduce();
+  bool is_reducing() const { return reduce_.pending(); }
   /// Local. Waits and adds into `pending`.
   void finish_reduce();
-  /// Collective over the axes that are Partial in G: the rest of the reduction. Adds `pending` into `final`, empties
-  /// it.
-  void finalize();
+  /// Collective over the first axis that is Partial in G, inner first. Issues the rest of the reduction of `pending`;
+  /// does not wait. Nothing may be added to `pending` until finish_finalize().
+  void start_finalize();
+  /// Collective over the next such axis, if there is one: waits for what is under way and issues that. Does not wait
+  /// for it.
+  void continue_finalize();
+  /// Collective over the axes that are left. Waits, adds `pending` into `final`, empties it.
+  void finish_finalize();
+  /// The rest of the reduction needs a copy of `pending` while it is under way: the dtype on the wire is another one.
+  bool copies_to_finalize() const;
   /// Local. Empties both; the next backward starts afresh.
   void zero_grad();
   bool has_pending() const { return pending_filled_; }
@@ -91,7 +99,8 @@ class ParamGroup {
   void copy_real_values(const std::vector<at::Tensor>& originals);
   DBuffer as_buffer(at::Tensor local, const Placements& placements) const;
   at::Tensor empty_flat(const Placements& placements, at::ScalarType dtype) const;
-  at::Tensor reduce_rest();
+  bool reduce_next_axis();
+  std::optional<DBuffer> reduction_target(const Placements& to);
   CallInfo call() const { return {unit_, false}; }
 
   GroupPlan plan_;
@@ -118,6 +127,8 @@ class ParamGroup {
   at::Tensor partial_, partial_block_;  // one backward's full gradients, where G shards
   at::Tensor reduced_;                  // a reduction's result on its way into pending_
   Work reduce_;
+  DBuffer rest_;  // pending gradients on their way from G to O
+  Work rest_work_;
   // Where an all-reduce turns one into the other they take turns in one buffer.
   at::Tensor pending_, final_, undefined_;
   bool pending_filled_ = false, final_filled_ = false;

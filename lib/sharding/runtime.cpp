@@ -12,6 +12,8 @@ namespace meshard {
 namespace {
 // Units whose gradients may be on the way while the next unit fills its own: two buffers in all, as `plan` counts them.
 constexpr std::size_t kReductionsInFlight = 1;
+// Units whose gradients are copied for the rest of their reduction.
+constexpr std::size_t kCopiesInFlight = 2;
 
 thread_local bool a_scope_is_open = false;
 }  // namespace
@@ -25,7 +27,9 @@ ShardingRuntime::ShardingRuntime(Module& root, Mesh& mesh, int prefetch)
 
 ShardingRuntime::~ShardingRuntime() {
   close_scope();
-  for (auto& unit : units_) unit->module().set_hooks(nullptr);
+  for (auto& unit : units_) {
+    for (auto* module : unit->modules()) module->set_hooks(nullptr);
+  }
 }
 
 void ShardingRuntime::close_scope() {
@@ -39,30 +43,35 @@ CommAxes ShardingRuntime::communicators(const GroupPlacement& placement) const {
   return axes;
 }
 
-Unit& ShardingRuntime::fully_shard(Module& module, const ShardOptions& options) {
+Unit& ShardingRuntime::fully_shard(const std::vector<Module*>& modules, const ShardOptions& options) {
   if (!scope_open_) throw LogicError("the root is sharded: this scope is closed");
-  if (module.has_hooks()) throw LogicError(fmt::format("module '{}' is sharded already", names_.of(module)));
-  bool is_root = &module == &root_;
+  if (modules.empty()) throw ArgumentError("a unit of no modules");
+  for (auto* module : modules) {
+    if (module->has_hooks()) throw LogicError(fmt::format("module '{}' is sharded already", names_.of(*module)));
+  }
+  bool is_root = std::ranges::find(modules, &root_) != modules.end();
   auto placement = place_unit(options.mesh, options.strategy, mesh_.shape());
   auto axes = communicators(placement);
   auto device = mesh_.world().device();
-  auto name = is_root ? "root" : names_.of(module);
+  auto name = unit_name(modules, names_);
 
   Unit::Groups groups;
-  for (auto& plan : plan_groups(module, names_, unit_modules_, owned_, placement.num_shards)) {
+  for (auto& plan : plan_groups(modules, names_, unit_modules_, owned_, placement.num_shards)) {
     groups.push_back(std::make_unique<ParamGroup>(plan, name, placement, axes, options.precision, options.grad_divisor,
                                                   device, pool_));
   }
-  // Nothing throws from here on: a failed call leaves the module as it was.
+  // Nothing throws from here on: a failed call leaves the modules as they were.
   for (auto& group : groups) {
     group->install();
     for (auto& entry : group->plan().parameters) owned_.insert(entry.parameter.id());
   }
   auto keep = options.keep.value_or(is_root ? Unit::Keep::Gathered : Unit::Keep::Nothing);
-  auto unit = std::make_unique<Unit>(name, module, keep, std::move(groups));
-  materialise_buffers(module, unit_modules_, device);
-  unit_modules_.insert(&module);
-  module.set_hooks(std::make_unique<UnitHooks>(*this, *unit));
+  auto unit = std::make_unique<Unit>(name, modules, keep, std::move(groups));
+  for (auto* module : modules) {
+    materialise_buffers(*module, unit_modules_, device);
+    unit_modules_.insert(module);
+    module->set_hooks(std::make_unique<UnitHooks>(*this, *unit, module == modules.front(), module == modules.back()));
+  }
   units_.push_back(std::move(unit));
   if (is_root) close_scope();
   return *units_.back();
@@ -96,12 +105,14 @@ Unit* ShardingRuntime::Order::ahead(int distance) const {
 
 // -- gather and release -----------------------------------------------------------------------------------------------
 
-void ShardingRuntime::gather(Unit& unit, const Order& order) {
-  unit.start_gather();
+void ShardingRuntime::gather(Unit& unit, const Order& order, Pass pass) {
+  auto reads = [pass](const Unit& each) { return pass == Pass::Forward || each.backward_reads_parameters(); };
+  if (reads(unit)) unit.start_gather();
   for (int distance = 1; distance <= prefetch_; ++distance) {
-    if (auto* next = order.ahead(distance)) next->start_gather();
+    auto* next = order.ahead(distance);
+    if (next && reads(*next)) next->start_gather();
   }
-  unit.finish_gather();
+  if (reads(unit)) unit.finish_gather();
 }
 
 // A prefetched unit that was not used after all must not keep its storage, nor stale weights.
@@ -121,7 +132,7 @@ at::Tensor ShardingRuntime::before_forward(Unit& unit, const at::Tensor& input) 
   } else {
     if (forward_depth_++ == 0) forward_order_.begin();
     forward_order_.enter(&unit);
-    gather(unit, forward_order_);
+    gather(unit, forward_order_, Pass::Forward);
     unit.begin_forward();
   }
   bool tracked = c10::GradMode::is_enabled() && input.requires_grad();
@@ -153,9 +164,9 @@ void ShardingRuntime::begin_backward() {
 
 void ShardingRuntime::before_backward(Unit& unit) {
   if (!in_backward_) begin_backward();
-  if (std::ranges::find(reducing_, &unit) != reducing_.end()) retire_reductions(0);
+  finish_reductions_of(unit);
   backward_order_.enter(&unit);
-  gather(unit, backward_order_);
+  gather(unit, backward_order_, Pass::Backward);
   unit.begin_backward();
 }
 
@@ -167,16 +178,37 @@ void ShardingRuntime::after_backward(Unit& unit) {
 void ShardingRuntime::reduce(Unit& unit) {
   unit.end_backward();
   reduced_.insert(&unit);
+  for (auto* each : finalizing_) each->continue_finalize();
   retire_reductions(kReductionsInFlight - 1);
   unit.start_reduce();
   reducing_.push_back(&unit);
+  while (!reducing_.empty() && !reducing_.front()->is_reducing()) retire_reductions(reducing_.size() - 1);
 }
 
+// What is reduced within the mesh goes on its way over the other axes at once, in the step's last microbatch.
 void ShardingRuntime::retire_reductions(std::size_t leave) {
   while (reducing_.size() > leave) {
-    reducing_.front()->finish_reduce();
+    auto* unit = reducing_.front();
     reducing_.pop_front();
+    unit->finish_reduce();
+    if (!last_microbatch_) continue;
+    if (unit->copies_to_finalize()) finish_finalizations(kCopiesInFlight - 1);
+    unit->start_finalize();
+    finalizing_.push_back(unit);
   }
+}
+
+void ShardingRuntime::finish_finalizations(std::size_t leave) {
+  while (finalizing_.size() > leave) {
+    finalizing_.front()->finish_finalize();
+    finalizing_.pop_front();
+  }
+}
+
+// A unit that runs once more in one backward: what it gave so far must not be added to while it is on the way.
+void ShardingRuntime::finish_reductions_of(const Unit& unit) {
+  if (std::ranges::find(reducing_, &unit) != reducing_.end()) retire_reductions(0);
+  if (std::ranges::find(finalizing_, &unit) != finalizing_.end()) finish_finalizations(0);
 }
 
 void ShardingRuntime::end_backward() {
@@ -188,8 +220,7 @@ void ShardingRuntime::end_backward() {
   backward_order_.end();
   in_backward_ = false;
   release_unused();
-  if (!last_microbatch_) return;
-  for (auto& unit : units_) unit->finalize();
+  finish_finalizations(0);
 }
 
 // -- what a training loop asks ----------------------------------------------------------------------------------------
@@ -223,8 +254,14 @@ std::vector<FlatShard> ShardingRuntime::weight_shards() const {
   return shards;
 }
 
+// What the next forward needs first comes first.
 void ShardingRuntime::refresh_weights() {
-  for (auto& unit : units_) unit->refresh();
+  std::set<const Unit*> refreshed;
+  auto refresh = [&](Unit& unit) {
+    if (refreshed.insert(&unit).second) unit.refresh();
+  };
+  for (auto* unit : forward_order_.units) refresh(*unit);
+  for (auto& unit : units_) refresh(*unit);
 }
 
 void ShardingRuntime::zero_grad() {

@@ -4,7 +4,8 @@
 //
 //   ShardingRuntime runtime(model, mesh);
 //   for (auto* layer : model.layers()) runtime.fully_shard(*layer, options);
-//   runtime.fully_shard(model, options);                 // the root last
+//   runtime.fully_shard({&model.norm(), &model.head()}, options);
+//   runtime.fully_shard(model, options);                 // the root last, with what is left
 //   fill main weights (for_each_owned), runtime.refresh_weights()
 //   per microbatch, the last one without the scope:
 //     { auto scope = runtime.no_sync(); model.loss(...).backward(); }
@@ -47,7 +48,10 @@ class ShardingRuntime {
   /// storage, and values are the caller's to fill; meta buffers get their declared value, real ones are not touched.
   /// LogicError if it is sharded already, not below the root, or the root is; ArgumentError or ShapeError for what
   /// cannot be sharded. A failed call leaves the module as it was.
-  Unit& fully_shard(Module& module, const ShardOptions& options);
+  Unit& fully_shard(Module& module, const ShardOptions& options) { return fully_shard(std::vector{&module}, options); }
+  /// Local. The same for modules that run one after another, as one unit: it begins at the first one's input and ends
+  /// at the last one's output. ArgumentError if there are none.
+  Unit& fully_shard(const std::vector<Module*>& modules, const ShardOptions& options);
 
   /// Local. Units in the order of fully_shard: children before parents.
   const std::vector<std::unique_ptr<Unit>>& units() const { return units_; }
@@ -75,7 +79,8 @@ class ShardingRuntime {
   /// Local. The same without gradients: what an optimizer allocates state for, before the first backward too.
   std::vector<FlatShard> weight_shards() const;
   /// Collective over the axes where P holds more than O. Main weights -> model weights, for every unit: call it after
-  /// filling main weights and after every optimizer step. Issued here, waited for at the first use.
+  /// filling main weights and after every optimizer step. Issued here, in the order of the last forward; waited for at
+  /// the first use.
   void refresh_weights();
   /// Local. Empties pending and final gradients.
   void zero_grad();
@@ -108,12 +113,15 @@ class ShardingRuntime {
   };
 
   void close_scope();
-  void gather(Unit& unit, const Order& order);
+  enum class Pass { Forward, Backward };
+  void gather(Unit& unit, const Order& order, Pass pass);
   void release_unused();
   void begin_backward();
   void end_backward();
   void reduce(Unit& unit);
   void retire_reductions(std::size_t leave);
+  void finish_finalizations(std::size_t leave);
+  void finish_reductions_of(const Unit& unit);
   CommAxes communicators(const GroupPlacement& placement) const;
 
   Module& root_;
@@ -129,7 +137,7 @@ class ShardingRuntime {
   bool in_backward_ = false;
   int forward_depth_ = 0;
   Order forward_order_, backward_order_;
-  std::deque<Unit*> reducing_;
+  std::deque<Unit*> reducing_, finalizing_;  // in order of issue
   std::set<const Unit*> reduced_;  // in this backward
 };
 

@@ -4,6 +4,8 @@
 #include <ATen/ops/set.h>
 #include <c10/core/StorageImpl.h>
 
+#include <bit>
+
 namespace meshard {
 
 namespace {
@@ -33,20 +35,30 @@ void detach_memory(const at::Tensor& tensor) {
   replace_memory(tensor, at::DataPtr(nullptr, tensor.device()), 0);
 }
 
-at::Tensor BufferPool::acquire(std::int64_t bytes) {
+std::int64_t BlockSizes::take(std::int64_t bytes) {
   auto found = free_.lower_bound(bytes);
-  if (found != free_.end() && found->first < 2 * std::max<std::int64_t>(bytes, 1)) {
-    auto block = std::move(found->second);
+  if (found != free_.end() && *found < 2 * std::max<std::int64_t>(bytes, 1)) {
+    auto block = *found;
     free_.erase(found);
     return block;
   }
-  allocated_ += bytes;
-  return at::empty({bytes}, at::TensorOptions(at::kByte).device(device_));
+  auto step = std::max<std::int64_t>(std::bit_floor(static_cast<std::uint64_t>(bytes)) / 64, 1);
+  auto block = (bytes + step - 1) / step * step;
+  allocated_ += block;
+  return block;
+}
+
+at::Tensor BufferPool::acquire(std::int64_t bytes) {
+  auto size = sizes_.take(bytes);
+  auto found = free_.find(size);
+  if (found == free_.end()) return at::empty({size}, at::TensorOptions(at::kByte).device(device_));
+  return std::move(free_.extract(found).mapped());
 }
 
 void BufferPool::give_back(at::Tensor block) {
-  auto bytes = block.numel();
-  free_.emplace(bytes, std::move(block));
+  auto size = block.numel();
+  sizes_.give_back(size);
+  free_.emplace(size, std::move(block));
 }
 
 }  // namespace meshard

@@ -8,8 +8,8 @@
 
 namespace meshard {
 
-Unit::Unit(std::string name, Module& module, Keep keep, Groups groups)
-    : name_(std::move(name)), module_(module), keep_(keep), groups_(std::move(groups)) {
+Unit::Unit(std::string name, std::vector<Module*> modules, Keep keep, Groups groups)
+    : name_(std::move(name)), modules_(std::move(modules)), keep_(keep), groups_(std::move(groups)) {
   has_values_ = std::ranges::none_of(groups_, [](auto& group) { return group->from_meta(); });
 }
 
@@ -57,8 +57,24 @@ void Unit::finish_reduce() {
   for (auto& group : groups_) group->finish_reduce();
 }
 
-void Unit::finalize() {
-  for (auto& group : groups_) group->finalize();
+bool Unit::is_reducing() const {
+  return std::ranges::any_of(groups_, [](auto& group) { return group->is_reducing(); });
+}
+
+void Unit::start_finalize() {
+  for (auto& group : groups_) group->start_finalize();
+}
+
+void Unit::continue_finalize() {
+  for (auto& group : groups_) group->continue_finalize();
+}
+
+void Unit::finish_finalize() {
+  for (auto& group : groups_) group->finish_finalize();
+}
+
+bool Unit::copies_to_finalize() const {
+  return std::ranges::any_of(groups_, [](auto& group) { return group->copies_to_finalize(); });
 }
 
 void Unit::refresh() {

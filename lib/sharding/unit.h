@@ -1,5 +1,5 @@
 #pragma once
-// One module whose parameters are gathered and released together, and where it stands in a step.
+// Modules whose parameters are gathered and released together, and where they stand in a step.
 //
 //   resting -> begin_forward -> end_forward -> resting -> begin_backward -> end_backward -> resting
 //
@@ -23,16 +23,18 @@ class Unit {
   enum class Keep {
     Nothing,   ///< released, and gathered again
     Gathered,  ///< one gather serves both
+    Unneeded,  ///< released, and not gathered again: the backward does not read them
   };
 
-  /// Local. Takes the groups over; parameters that came without values (from meta) await them. `module` must outlive
+  /// Local. Takes the groups over; parameters that came without values (from meta) await them. The modules must outlive
   /// this.
-  Unit(std::string name, Module& module, Keep keep, Groups groups);
+  Unit(std::string name, std::vector<Module*> modules, Keep keep, Groups groups);
 
   const std::string& name() const { return name_; }
-  Module& module() const { return module_; }
+  const std::vector<Module*>& modules() const { return modules_; }
   const Groups& groups() const { return groups_; }
   bool keeps_gathered() const { return keep_ == Keep::Gathered; }
+  bool backward_reads_parameters() const { return keep_ != Keep::Unneeded; }
   bool is_resting() const { return state_ == State::Resting; }
 
   /// Collective over the axes that shard P. Issues the gathers that are not under way; does not wait.
@@ -60,8 +62,15 @@ class Unit {
   void start_reduce();
   /// Local. Waits, and adds into the pending gradients.
   void finish_reduce();
-  /// Collective over the axes that are Partial in G. The rest of the reduction: pending gradients become final ones.
-  void finalize();
+  /// Local. A reduction of this unit is on the way, and not waited for.
+  bool is_reducing() const;
+
+  /// Collective over the axes that are Partial in G. The rest of the reduction, by which pending gradients become final
+  /// ones: issues the first axis; waits for that and issues the next, if there is one; waits for all that is left.
+  void start_finalize();
+  void continue_finalize();
+  void finish_finalize();
+  bool copies_to_finalize() const;  ///< of its gradients, while that is under way
 
   /// Collective over the axes where P holds more than O. Main weights -> model weights; does not wait (the next use
   /// does). From here on the parameters have values.
@@ -73,7 +82,7 @@ class Unit {
   enum class State { Resting, Forward, Backward };
 
   std::string name_;
-  Module& module_;
+  std::vector<Module*> modules_;
   Keep keep_;
   Groups groups_;
   State state_ = State::Resting;

@@ -45,11 +45,17 @@ GroupPlan& group_for(std::vector<GroupPlan>& groups, const Slot& slot) {
 
 }  // namespace
 
-std::vector<GroupPlan> plan_groups(Module& module, const ModuleNames& names,
+std::string unit_name(std::span<Module* const> modules, const ModuleNames& names) {
+  std::string name;
+  for (auto* module : modules) name += (name.empty() ? "" : "+") + names.of(*module);
+  return name.empty() ? "root" : name;
+}
+
+std::vector<GroupPlan> plan_groups(std::span<Module* const> modules, const ModuleNames& names,
                                    const std::set<const Module*>& unit_modules, const std::set<const Slot*>& owned,
                                    int num_shards) {
   std::vector<Parameter> found;
-  collect(module, unit_modules, found);
+  for (auto* module : modules) collect(*module, unit_modules, found);
 
   std::vector<GroupPlan> groups;
   for (auto& parameter : found) {

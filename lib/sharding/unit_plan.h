@@ -4,6 +4,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -43,10 +44,13 @@ class ModuleNames {
   std::vector<NamedParameter> parameters_;
 };
 
-/// Local. The groups of unit `module`: every parameter below it that lies in no nested unit (`unit_modules`), in walk
-/// order, one group per (dtype, requires_grad) in first-seen order. LogicError if one is tied to a parameter that
-/// another unit owns (`owned`): tied weights must lie in one unit.
-std::vector<GroupPlan> plan_groups(Module& module, const ModuleNames& names,
+/// Local. The name of the unit of these modules: their FQNs, "model.norm+lm_head"; "root" for the root.
+std::string unit_name(std::span<Module* const> modules, const ModuleNames& names);
+
+/// Local. The groups of the unit of `modules`: every parameter below them that lies in no nested unit (`unit_modules`),
+/// in walk order, one group per (dtype, requires_grad) in first-seen order. LogicError if one is tied to a parameter
+/// that another unit owns (`owned`): tied weights must lie in one unit.
+std::vector<GroupPlan> plan_groups(std::span<Module* const> modules, const ModuleNames& names,
                                    const std::set<const Module*>& unit_modules, const std::set<const Slot*>& owned,
                                    int num_shards);
 

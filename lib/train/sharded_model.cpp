@@ -15,7 +15,7 @@ ShardedModel shard_model(const Config& config, Mesh& mesh) {
   if (!meta) initialise_whole(lm, config.run.seed);
   sharded.runtime = std::make_unique<ShardingRuntime>(lm, mesh, config.parallel.prefetch);
   for (auto& unit : model_units(sharded.model)) {
-    sharded.runtime->fully_shard(*unit.module, shard_options(config, unit));
+    sharded.runtime->fully_shard(unit.modules, shard_options(config, unit));
   }
   strike_at_start(fault_of(config.regression.fault), lm, scalar_type(config.precision.param));
   return sharded;

@@ -76,8 +76,8 @@ bool near(const at::Tensor& a, const at::Tensor& b, double tolerance) {
 
 // This rank's part of the matrices of all experts, one below the other.
 at::Tensor own_rows(const Parameter& parameter, const at::Tensor& all) {
-  auto& [shape, part] = std::tie(parameter.slot().shape, parameter.slot().part);
-  return all.narrow(0, part.box().offsets[0] * part.box().sizes[1], shape[0]);
+  auto& slot = parameter.slot();
+  return all.narrow(0, slot.part.box().offsets[0] * slot.part.box().sizes[1], slot.shape[0]);
 }
 
 void fill_experts(Experts& experts, const ExpertWeights& weights) {

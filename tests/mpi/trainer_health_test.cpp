@@ -78,7 +78,7 @@ struct Run {
         metrics(world, log, config, made(folder) / "metrics.jsonl", false, 1.0),
         stop(world, folder / "STOP", std::nullopt),
         balance(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard)) {
-    for (auto& unit : model_units(model)) runtime.fully_shard(*unit.module, shard_options(config, unit));
+    for (auto& unit : model_units(model)) runtime.fully_shard(unit.modules, shard_options(config, unit));
     initialise_sharded(runtime, 1);
     optimizer->allocate(runtime.weight_shards());
     checkpoints.emplace(world, log, posix_file_system(), folder / "checkpoints",

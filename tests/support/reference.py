@@ -88,10 +88,15 @@ def moe_layers(m):
     return sum(has_experts(m, layer) for layer in range(m["num_hidden_layers"]))
 
 
+HEAD = "model.norm+lm_head"
+
+
 def model_units(m, ep=1):
-    """[(unit, mesh, [(name, shape)])] in the order of fully_shard: of each layer its routed experts (the share of one
-    rank), then what is left of it; last the rest of the model."""
-    width, moe, units = m["hidden_size"], m["moe"], []
+    """[(unit, mesh, [(name, shape)])] in the order of fully_shard: the embedding; of each layer its routed experts (the
+    share of one rank), then what is left of it; last norm and head. A tied model has the first and the last in one."""
+    width, moe, tied = m["hidden_size"], m["moe"], m.get("tie_word_embeddings")
+    embedding, norm = ("model.embed_tokens.weight", [m["vocab_size"], width]), ("model.norm.weight", [width])
+    units = [] if tied else [("model.embed_tokens", "dense", [embedding])]
     for i in range(m["num_hidden_layers"]):
         layer = f"model.layers.{i}"
         tensors = below("self_attn", attention(m))
@@ -107,10 +112,9 @@ def model_units(m, ep=1):
             tensors += below("mlp", mlp(width, m["intermediate_size"]))
         tensors += [("input_layernorm.weight", [width]), ("post_attention_layernorm.weight", [width])]
         units.append((layer, "dense", below(layer, tensors)))
-    root = [("model.embed_tokens.weight", [m["vocab_size"], width]), ("model.norm.weight", [width])]
-    if not m.get("tie_word_embeddings"):
-        root.append(("lm_head.weight", [m["vocab_size"], width]))
-    return units + [("root", "dense", root)]
+    if tied:
+        return units + [("root", "dense", [embedding, norm])]
+    return units + [(HEAD, "dense", [norm, ("lm_head.weight", [m["vocab_size"], width])])]
 
 
 def parameters(m):
@@ -131,8 +135,9 @@ def unit_layouts(m, ranks, ep=1):
 
 
 def buffers(m, ranks, ep=1):
-    """[(elements of the unit's flat buffer, mesh, whether it stays gathered)]: what step_traffic takes."""
-    return [(layout.size, mesh, name == "root") for name, mesh, _, layout in unit_layouts(m, ranks, ep)]
+    """[(elements of the unit's flat buffer, mesh, whether a microbatch gathers it once)]: what step_traffic takes."""
+    once = ("root", "model.embed_tokens", HEAD)
+    return [(layout.size, mesh, name in once) for name, mesh, _, layout in unit_layouts(m, ranks, ep)]
 
 
 class Table:

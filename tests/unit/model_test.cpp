@@ -104,11 +104,13 @@ BOOST_AUTO_TEST_CASE(units_go_from_the_inside_out) {
     auto model = build_model(config, at::kMeta, {});
     std::vector<ModelUnit::Kind> kinds;
     for (auto& unit : model_units(model)) kinds.push_back(unit.kind);
-    BOOST_TEST(model_units(model).back().module == model.lm.get());
+    BOOST_TEST((model_units(model).back().modules == std::vector<Module*>{model.lm.get()}));
     return kinds;
   };
-  BOOST_TEST((kinds(config_with({})) == std::vector{Layer, Layer, Root}));
-  BOOST_TEST((kinds(config_with({}, kExperts)) == std::vector{RoutedExperts, Layer, RoutedExperts, Layer, Root}));
+  BOOST_TEST((kinds(config_with({})) == std::vector{Embedding, Layer, Layer, Head, Root}));
+  BOOST_TEST((kinds(config_with({"model.tie_word_embeddings=true"})) == std::vector{Layer, Layer, Root}));
+  BOOST_TEST((kinds(config_with({}, kExperts)) ==
+              std::vector{Embedding, RoutedExperts, Layer, RoutedExperts, Layer, Head, Root}));
   BOOST_TEST((kinds(config_with({"model.moe.first_k_dense_replace=1"}, kExperts)) ==
-              std::vector{Layer, RoutedExperts, Layer, Root}));
+              std::vector{Embedding, Layer, RoutedExperts, Layer, Head, Root}));
 }

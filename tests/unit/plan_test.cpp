@@ -14,9 +14,9 @@ using meshard::test::config_with;
 
 namespace {
 
-// Two layers of 2,592 parameters and a root of 2,064: 2,688 and 2,112 with each tensor at a multiple of 64, and 2,816
-// and 2,304, 7,936 in all, to be cut into 4 shards at multiples of 64.
-constexpr std::int64_t kLayer = 2816, kRoot = 2304, kAll = 2 * kLayer + kRoot;
+// An embedding of 1,024 parameters, two layers of 2,592, and a norm of 16 with a head of 1,024: 2,688 and 1,088 with
+// each tensor at a multiple of 64, and 2,816 and 1,280, 7,936 in all, to be cut into 4 shards at multiples of 64.
+constexpr std::int64_t kEmbedding = 1024, kLayer = 2816, kHead = 1280, kTied = 1280;
 
 BytesPerRank planned(Strategy strategy, std::vector<std::string> overrides) {
   overrides.insert(overrides.end(), {fmt::format("parallel.strategy={}", to_string(strategy)), "parallel.dp_outer=2"});
@@ -46,9 +46,10 @@ void check(const std::vector<Expected>& table, const std::vector<std::string>& o
 // all.
 BOOST_AUTO_TEST_CASE(bytes_at_rest_are_those_by_hand) {
   auto plan = make_plan(config_with({}), 4);
-  BOOST_REQUIRE(plan.units.size() == 3u);
-  BOOST_REQUIRE(plan.units[0].groups[0].layout.size() == kLayer);
-  BOOST_REQUIRE(plan.units[2].groups[0].layout.size() == kRoot);
+  BOOST_REQUIRE(plan.units.size() == 4u);
+  BOOST_REQUIRE(plan.units[0].groups[0].layout.size() == kEmbedding);
+  BOOST_REQUIRE(plan.units[1].groups[0].layout.size() == kLayer);
+  BOOST_REQUIRE(plan.units[3].groups[0].layout.size() == kHead);
 
   // fp32 throughout: where the optimizer's part is the model's, they are one.
   check({{Strategy::Ddp, 0, 31744, 31744, 63488},
@@ -69,19 +70,31 @@ BOOST_AUTO_TEST_CASE(bytes_at_rest_are_those_by_hand) {
   BOOST_TEST(planned(Strategy::Fsdp, {"optimizer.type=sgd"}).optimizer == 0);
 }
 
-// Catches: a peak that forgets the root, the prefetched unit or the gradients of the unit above.
+// Catches: a peak that forgets embedding, head, the prefetched units or the gradients of the unit above; blocks that
+// are counted once for every use.
 BOOST_AUTO_TEST_CASE(unsharded_bytes_are_those_by_hand) {
   struct Row {
     Strategy strategy;
     std::vector<std::string> overrides;
     std::int64_t bytes;
   };
-  const std::int64_t ahead = kAll, on_demand = kRoot + kLayer, reduced = kAll;  // elements
-  for (auto& row : std::vector<Row>{{Strategy::Ddp, {}, 0},
-                                    {Strategy::Zero2, {}, reduced * 4},
-                                    {Strategy::Fsdp, {}, (ahead + reduced) * 4},
-                                    {Strategy::Hsdp, {"parallel.prefetch=0"}, (on_demand + reduced) * 4},
-                                    {Strategy::Fsdp, {"precision.param=bf16"}, ahead * 2 + reduced * 4}}) {
+  const std::string four = "model.num_hidden_layers=4";
+  // The embedding, the head and its gradients; and of layers: one gathered, its gradients, those of the layer above.
+  const std::int64_t ends = kEmbedding + 2 * kHead, on_demand = ends + 3 * kLayer;
+  for (auto& row : std::vector<Row>{
+           {Strategy::Ddp, {}, 0},
+           {Strategy::Zero2, {}, (kHead + 2 * kLayer) * 4},  // the embedding's gradients lie in the head's block
+           {Strategy::Hsdp, {four, "parallel.prefetch=0"}, on_demand * 4},
+           {Strategy::Fsdp, {four}, (on_demand + kLayer) * 4},
+           {Strategy::Fsdp, {four, "parallel.prefetch=2"}, (on_demand + 2 * kLayer) * 4},
+           // The head's gradients in fp32 lie in the block of a layer's parameters in bf16.
+           {Strategy::Fsdp,
+            {four, "precision.param=bf16"},
+            (kEmbedding + kHead + 3 * kLayer) * 2 + 2 * kLayer * 4},
+           // A tied model has one unit around all others.
+           {Strategy::Fsdp,
+            {four, "model.tie_word_embeddings=true"},
+            (2 * kTied + 4 * kLayer) * 4}}) {
     BOOST_TEST(planned(row.strategy, row.overrides).unsharded_peak == row.bytes, to_string(row.strategy));
   }
 }

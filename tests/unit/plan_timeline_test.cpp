@@ -83,6 +83,9 @@ std::vector<Plan> all_plans() {
       auto settings = settings_of({static_cast<Strategy>(strategy), outer});
       settings.push_back("train.global_batch_size=8");
       plans.push_back(make_plan(config_with(settings), 4));
+      settings.push_back("model.tie_word_embeddings=true");
+      plans.push_back(make_plan(config_with(settings), 4));
+      settings.pop_back();
       settings.push_back("precision.param=bf16");
       settings.push_back("train.activation_checkpoint=full");
       for (int expert : {1, 2, 4}) {
@@ -156,8 +159,9 @@ BOOST_AUTO_TEST_CASE(axes_have_the_slowest_link_on_their_way) {
   });
 }
 
-// A layer is 2,816 elements, the root 2,304: gathered or reduced over four ranks three quarters of it in fp32.
-constexpr double kLayer = 8.448 * kMicro, kRoot = 6.912 * kMicro;
+// The embedding is 1,024 elements, a layer 2,816, the head 1,280: over four ranks each moves three quarters, in fp32.
+constexpr double kEmbedding = 3.072 * kMicro, kLayer = 8.448 * kMicro, kHead = 3.840 * kMicro;
+constexpr double kAll = 2 * kEmbedding + 6 * kLayer + 2 * kHead;  // both gathers of a layer, and all reductions
 
 // Catches: one rank that waits for communication; a step that is not what it computes.
 BOOST_AUTO_TEST_CASE(one_rank_only_computes) {
@@ -171,47 +175,45 @@ BOOST_AUTO_TEST_CASE(one_rank_only_computes) {
 // Catches: a gather or reduction left out, in another order, or issued too early or late: all of it is exposed here.
 BOOST_AUTO_TEST_CASE(exposed_communication_by_hand) {
   auto step = predict_step(make_plan(config_with({}), 4), only_links(4));
-  // Forward: the root and each layer are gathered one behind the other. Backward: the last layer again; its reduction
-  // and the first layer's gather share the link; then the reductions of the first layer and of the root.
-  auto forward = kRoot + 2 * kLayer, backward = kLayer + 2 * kLayer + kLayer + kRoot;
-  BOOST_TEST(step.seconds == forward + backward, boost::test_tools::tolerance(kClose));
-  BOOST_TEST(step.axes.at(Axis::DpShard).exposed_s == forward + backward, boost::test_tools::tolerance(kClose));
+  BOOST_TEST(step.seconds == kAll, boost::test_tools::tolerance(kClose));  // one link, which is never idle
+  BOOST_TEST(step.axes.at(Axis::DpShard).exposed_s == kAll, boost::test_tools::tolerance(kClose));
 }
 
-// Catches: a prefetch that never happens, a reduction that computation waits for at once: each shows as exposed.
+// Catches: a prefetch that never happens, a reduction that computation waits for at once, a head that is gathered
+// again: each shows as exposed.
 BOOST_AUTO_TEST_CASE(hidden_communication_by_hand) {
   auto step = predict_step(make_plan(config_with({}), 4), slow_cores(4));
-  // Nothing computes before the root and the first layer are there, nor after the reductions of just these.
-  auto ends = 2 * (kRoot + kLayer);
+  // Nothing computes before the embedding and the first layer are there, nor after the reductions of just these.
+  auto ends = 2 * (kEmbedding + kLayer);
   BOOST_TEST(exposed(step) == ends, boost::test_tools::tolerance(1e-6));
   BOOST_TEST(step.seconds == step.compute_s + ends, boost::test_tools::tolerance(1e-6));
+  // Without: every gather is waited for, and shares the link with the reduction of the unit above.
   step = predict_step(make_plan(config_with({"parallel.prefetch=0"}), 4), slow_cores(4));
-  // The last layer's two gathers and the first one's second, which shares the link with the last one's reduction.
-  BOOST_TEST(exposed(step) == ends + 4 * kLayer, boost::test_tools::tolerance(1e-6));
+  BOOST_TEST(exposed(step) == kAll, boost::test_tools::tolerance(1e-6));
 }
 
 // Catches: outer reductions after instead of during the backward; exposed time booked to the wrong axis.
 BOOST_AUTO_TEST_CASE(outer_reductions_are_chained) {
   auto plan = make_plan(config_with(settings_of({Strategy::Hsdp, 2})), 4);
   // Inner: half of each buffer. Outer: an all-reduce of a half sends as much.
-  auto layer = 5.632 * kMicro, root = 4.608 * kMicro;
+  auto embedding = 2.048 * kMicro, layer = 5.632 * kMicro, head = 2.560 * kMicro;
   auto step = predict_step(plan, slow_cores(2));
-  BOOST_TEST(step.axes.at(Axis::DpShard).exposed_s == 2 * (root + layer), boost::test_tools::tolerance(1e-6));
-  // The first layer's goes on beside the root's inner one, the root's behind both.
+  BOOST_TEST(step.axes.at(Axis::DpShard).exposed_s == 2 * (embedding + layer), boost::test_tools::tolerance(1e-6));
+  // The first layer's begins beside the embedding's inner one; the embedding's, behind both, ends a layer's time later.
   BOOST_TEST(step.axes.at(Axis::DpOuter).exposed_s == layer, boost::test_tools::tolerance(1e-6));
-  BOOST_TEST(step.axes.at(Axis::DpOuter).busy_s == 2 * layer + root, boost::test_tools::tolerance(1e-6));
-  // With nothing else in the way the outer lane is one chain behind the first layer that is reduced.
+  auto chain = head + 2 * layer + embedding;
+  BOOST_TEST(step.axes.at(Axis::DpOuter).busy_s == chain, boost::test_tools::tolerance(1e-6));
+  // With nothing else in the way the outer lane is one chain behind the head, which is reduced first.
   auto links = only_links(2);
   links.node = Link{1e9, 0.0};
-  BOOST_TEST(predict_step(plan, links).seconds == 2 * layer + root, boost::test_tools::tolerance(1e-6));
+  BOOST_TEST(predict_step(plan, links).seconds == chain, boost::test_tools::tolerance(1e-6));
 }
 
 // Catches: a refresh that the forward does not wait for, or waits for as a whole before it starts.
 BOOST_AUTO_TEST_CASE(the_refresh_overlaps_the_forward) {
   auto step = predict_step(make_plan(config_with(settings_of({Strategy::Zero1, 1})), 4), slow_cores(4));
-  // Of the root and the first layer: their refresh before the step, their reduction behind it. The last layer's is
-  // hidden.
-  BOOST_TEST(exposed(step) == 2 * (kRoot + kLayer), boost::test_tools::tolerance(1e-6));
+  // Of the embedding and the first layer: the refresh before the step, the reduction behind it. All else is hidden.
+  BOOST_TEST(exposed(step) == 2 * (kEmbedding + kLayer), boost::test_tools::tolerance(1e-6));
 }
 
 // Catches: communication on CPUs that costs computation nothing.
@@ -219,8 +221,8 @@ BOOST_AUTO_TEST_CASE(communication_takes_its_share_of_the_core) {
   auto hardware = slow_cores(4);
   hardware.core = CoreRates{2.0, 0.5};  // a gather takes half as long as its wire, a reduction twice as long
   auto step = predict_step(make_plan(config_with({}), 4), hardware);
-  // The first two gathers are waited for, which is longer than their work; of the other three the work is left.
-  auto gathers = kRoot + kLayer + 3 * kLayer / 2, reductions = 2 * (2 * kLayer + kRoot);
+  // The first two gathers are waited for, which is longer than their work; of the others the work is left.
+  auto gathers = kEmbedding + kLayer + (3 * kLayer + kHead) / 2, reductions = 2 * (kHead + 2 * kLayer + kEmbedding);
   BOOST_TEST(exposed(step) == gathers + reductions, boost::test_tools::tolerance(1e-6));
   auto free = predict_step(make_plan(config_with({}), 4), slow_cores(4));
   BOOST_TEST(step.compute_s == free.compute_s, boost::test_tools::tolerance(1e-9));
@@ -274,10 +276,11 @@ BOOST_AUTO_TEST_CASE(recomputation_and_exchanges_take_time) {
     return predict_step(make_plan(config_with(settings, kExperts), 4), slow_cores(4)).compute_s;
   };
   BOOST_TEST(seconds({"train.activation_checkpoint=full"}) > 1.15 * seconds({}));
-  auto settings = std::vector<std::string>{"parallel.expert=4", "model.num_hidden_layers=1"};
+  auto settings = std::vector<std::string>{"parallel.expert=4", "model.num_hidden_layers=1", "parallel.prefetch=0"};
   auto step = predict_step(make_plan(config_with(settings, kExperts), 4), slow_cores(4));
-  // Forward and backward each send rows there and back, all of them waited for. A token of 16 values goes to two
-  // experts, three in four of which are elsewhere: 8 tokens x 2 x 3 / 4 x 64 bytes. And counts, 3 / 4 of 32 bytes.
+  // Without prefetch nothing else is on the link. Forward and backward each send rows there and back, and wait. A token
+  // of 16 values goes to two experts, three in four of which are elsewhere: 8 tokens x 2 x 3 / 4 x 64 bytes. And
+  // counts, 3 / 4 of 32 bytes.
   BOOST_TEST(step.axes.at(Axis::Expert).exposed_s == (4 * 0.768 + 0.024) * kMicro, boost::test_tools::tolerance(1e-6));
 }
 
