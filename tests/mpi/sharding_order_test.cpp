@@ -124,11 +124,12 @@ const std::string kHead = "layers.3+layers.4";
 
 struct Watched {
   Watched(Mesh& mesh, Strategy strategy) : runtime(row, mesh) {
-    runtime.fully_shard(*row.layers[0], {.strategy = strategy, .keep = Unit::Keep::Unneeded});
-    runtime.fully_shard(*row.layers[1], {.strategy = strategy});
-    runtime.fully_shard(*row.layers[2], {.strategy = strategy});
+    // Not in the order in which they run: that is to be recorded.
     runtime.fully_shard({row.layers[3].get(), row.layers[4].get()},
                         {.strategy = strategy, .keep = Unit::Keep::Gathered});
+    runtime.fully_shard(*row.layers[2], {.strategy = strategy});
+    runtime.fully_shard(*row.layers[1], {.strategy = strategy});
+    runtime.fully_shard(*row.layers[0], {.strategy = strategy, .keep = Unit::Keep::Unneeded});
     runtime.fully_shard(row, {.strategy = strategy});
   }
 
