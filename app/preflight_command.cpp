@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -6,7 +8,10 @@
 #include "app/on_every_rank.h"
 #include "base/json_text.h"
 #include "base/log.h"
+#include "base/whole_file.h"
+#include "comm/world/together.h"
 #include "mesh/preflight.h"
+#include "plan/measure.h"
 #include "plan/sharding.h"
 #include "train/options.h"
 
@@ -15,11 +20,20 @@ namespace meshard {
 namespace {
 
 struct PreflightArguments {
-  std::string config;
+  std::string config, hardware;
   std::vector<std::string> overrides;
   PreflightOptions options;
   bool json = false;
 };
+
+void write_hardware(const Mesh& mesh, const PreflightReport& report, const std::string& file) {
+  auto hardware = measure_hardware(mesh, report);
+  auto remark = fmt::format(
+      "Measured by meshard preflight on {} ranks, {} of them on a node, {} threads each.\n"
+      "For meshard plan --timeline --hardware FILE.",
+      report.shape.ranks(), hardware.ranks_per_node, report.ranks.front().threads);
+  on_rank_0(mesh.world(), [&] { write_whole_file(file, hardware_yaml(hardware, remark)); });
+}
 
 int run_preflight(const PreflightArguments& arguments) {
   WorldOptions start;
@@ -37,7 +51,10 @@ int run_preflight(const PreflightArguments& arguments) {
     }
     world.choose_backend(start);
     world.set_timeout(start.timeout);
-    auto report = preflight(Mesh(world, shape), options);
+    if (!arguments.hardware.empty()) shape = mesh_of_nodes(world);
+    Mesh mesh(world, shape);
+    auto report = preflight(mesh, options);
+    if (!arguments.hardware.empty()) write_hardware(mesh, report, arguments.hardware);
     Log(world.rank() == 0).print(arguments.json ? json_text(preflight_json(report), 1) : preflight_text(report));
     return kExitDone;
   });
@@ -69,10 +86,15 @@ void add_preflight(CLI::App& app, Command& run) {
   command->add_option("--seconds", options.seconds, "Time for the bandwidths, together")
       ->capture_default_str()
       ->check(CLI::Range(0.1, 600.0));
+  command
+      ->add_option("--write-hardware", arguments->hardware,
+                   "Also write what `plan --hardware` reads; measures nodes x ranks of a node, not the config's mesh")
+      ->type_name("FILE");
   command->add_flag("--json", arguments->json, "One JSON object instead of tables");
   command->footer(
       "Examples:\n  mpirun -n 8 meshard preflight\n"
-      "  mpirun -n 8 meshard preflight --config run.yaml --sizes 1M,16M --json");
+      "  mpirun -n 8 meshard preflight --config run.yaml --sizes 1M,16M --json\n"
+      "  mpirun -n 16 meshard preflight --write-hardware cluster.yaml");
   command->callback([arguments, &run] {
     auto& sizes = arguments->options.sizes;
     for (auto& size : sizes) size = (size + 3) / 4 * 4;  // whole fp32 values

@@ -2,9 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <set>
 #include <sstream>
@@ -80,21 +77,6 @@ void note_data_files(Config& config, const Written& written, const Report& repor
   }
 }
 
-std::string read_file(const std::filesystem::path& file) {
-  auto refuse = [&](const std::string& why) {
-    throw ConfigError(fmt::format("config error: 1 problem in {}\n  {}: {}; expected a YAML file", file.string(),
-                                  file.filename().string(), why));
-  };
-  std::error_code error;
-  if (std::filesystem::is_directory(file, error)) refuse("is a folder");
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (!in) refuse(fmt::format("cannot be read ({})", std::strerror(errno)));
-  if (in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
-  if (in.bad()) refuse("cannot be read to its end");
-  return text.str();
-}
-
 }  // namespace
 
 Config parse_config(const std::string& text, const std::string& name, const std::vector<std::string>& overrides,
@@ -123,7 +105,7 @@ Config parse_config(const std::string& text, const std::string& name, const std:
 }
 
 Config load_config(const std::filesystem::path& file, const std::vector<std::string>& overrides, int ranks) {
-  return parse_config(read_file(file), file.string(), overrides, ranks);
+  return parse_config(read_yaml_file(file), file.string(), overrides, ranks);
 }
 
 std::string resolved_yaml(const Config& config) {

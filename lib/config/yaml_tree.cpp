@@ -4,9 +4,14 @@
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "base/error.h"
 #include "config/yaml_faults.h"
 
 namespace meshard {
@@ -157,6 +162,21 @@ void merge_missing(YamlNode& into, const YamlNode& defaults, int depth) {
       merge_missing(*mine, child, depth - 1);
     }
   }
+}
+
+std::string read_yaml_file(const std::filesystem::path& file) {
+  auto refuse = [&](const std::string& why) {
+    throw ConfigError(fmt::format("config error: 1 problem in {}\n  {}: {}; expected a YAML file", file.string(),
+                                  file.filename().string(), why));
+  };
+  std::error_code error;
+  if (std::filesystem::is_directory(file, error)) refuse("is a folder");
+  std::ifstream in(file, std::ios::binary);
+  std::ostringstream text;
+  if (!in) refuse(fmt::format("cannot be read ({})", std::strerror(errno)));
+  if (in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
+  if (in.bad()) refuse("cannot be read to its end");
+  return text.str();
 }
 
 }  // namespace meshard

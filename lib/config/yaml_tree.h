@@ -2,6 +2,7 @@
 // A YAML document as a plain tree in which every key and value has its place. Aliases are expanded and merge keys
 // (`<<`) applied; what yaml-cpp lets pass in silence (duplicate keys, tags, a second document) is reported.
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,9 @@ struct YamlNode {
 /// key (the first is kept), a tag, a key that is not a plain word, and aliases that nest or multiply without end go
 /// into `report`; what is left of the document is returned. With `override_key` every place is that override.
 YamlNode parse_yaml(const std::string& text, Report& report, const std::string& override_key = "");
+
+/// Local. The text of a file. ConfigError where there is none that can be read: missing, a folder.
+std::string read_yaml_file(const std::filesystem::path& file);
 
 /// Local. Adds to the map `into` what it lacks of the map `defaults`, and to its maps likewise (`depth` levels down).
 void merge_missing(YamlNode& into, const YamlNode& defaults, int depth);

@@ -45,21 +45,6 @@ RankFacts facts_of_this_rank(World& world, const PreflightOptions& options) {
   return facts;
 }
 
-/// Work per second of the median burst: what a neighbour takes away counts, a single hiccup does not.
-template <class Call>
-double median_rate(World& world, double work, Call call) {
-  call();
-  world.control().barrier();
-  std::vector<double> rates;
-  for (auto end = steady_seconds() + kSpeedSeconds; steady_seconds() < end;) {
-    auto start = steady_seconds();
-    int calls = 0;
-    for (; calls == 0 || steady_seconds() < start + kBurstSeconds; ++calls) call();
-    rates.push_back(calls * work / (steady_seconds() - start));
-  }
-  return median_of(rates);
-}
-
 void measure_speed(World& world, std::int64_t most_bytes, RankFacts& facts) {
   auto device = world.device();
   auto options = at::device(device).dtype(device.is_cpu() ? at::kFloat : at::kBFloat16);
@@ -116,6 +101,19 @@ void add_slow(const PreflightReport& report, double RankFacts::*rate, const char
 }
 
 }  // namespace
+
+double median_rate(World& world, double work, const std::function<void()>& call) {
+  call();
+  world.control().barrier();
+  std::vector<double> rates;
+  for (auto end = steady_seconds() + kSpeedSeconds; steady_seconds() < end;) {
+    auto start = steady_seconds();
+    int calls = 0;
+    for (; calls == 0 || steady_seconds() < start + kBurstSeconds; ++calls) call();
+    rates.push_back(calls * work / (steady_seconds() - start));
+  }
+  return median_of(rates);
+}
 
 PreflightReport preflight(const Mesh& mesh, const PreflightOptions& options) {
   auto start = steady_seconds();

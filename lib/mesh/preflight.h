@@ -3,6 +3,7 @@
 // whether a node is slower than the others. It takes some ten seconds and changes nothing.
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -41,6 +42,10 @@ struct PreflightReport {
 
 /// Collective over world. The same report on every rank. Sets the number of threads of this process.
 PreflightReport preflight(const Mesh& mesh, const PreflightOptions& options);
+
+/// Collective over world (a barrier before it). Work per second of the median burst of half a second, while all ranks
+/// call `call`, which does `work`: what a neighbour takes away counts, a single hiccup does not.
+double median_rate(World& world, double work, const std::function<void()>& call);
 
 /// Local. What is wrong with the places and speeds of the ranks of a report: axes over node borders, cores that are
 /// shared, nodes (and GPUs) more than a fifth slower than the median.

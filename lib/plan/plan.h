@@ -53,12 +53,18 @@ struct Plan {
   std::int64_t parameters = 0;         ///< of all ranks together
   std::int64_t active_parameters = 0;  ///< that one token passes through: of the routed experts, K of E
   std::int64_t padding_bytes = 0;      ///< of all groups' full buffers, in the dtype of their parameters
+  std::int64_t moe_layers = 0;
   BytesPerRank bytes;
   std::vector<PlannedTraffic> traffic;  ///< per step, without start-up, evaluation and control
 };
 
 /// Local. `config` must have been loaded for this number of ranks.
 Plan make_plan(const Config& config, int ranks);
+
+/// Local. Lays the units of a plan out by another config of the same model, ranks and expert ranks: what strategy, mesh,
+/// batch and recomputation change, without building the model again. All but `traffic` is then as make_plan() says.
+/// LogicError for a config of other expert ranks.
+void place_units(Plan& plan, const Config& config);
 
 /// Local. The object of train/CONTRACT.md section 9; with `layout` every tensor carries elements_per_rank.
 nlohmann::ordered_json plan_json(const Plan& plan, bool layout);

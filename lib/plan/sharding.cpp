@@ -8,6 +8,11 @@ MeshShape mesh_shape(const Config& config, int ranks) {
   return MeshShape(ranks, config.parallel.dp_outer, config.parallel.dp_shard, config.parallel.expert);
 }
 
+Precision precision_of(const Config& config) {
+  return {scalar_type(config.precision.param), scalar_type(config.precision.main_param),
+          scalar_type(config.precision.main_grad), scalar_type(config.precision.reduce)};
+}
+
 namespace {
 
 Unit::Keep keep_of(ModelUnit::Kind kind) {
@@ -29,8 +34,7 @@ Unit::Keep keep_of(ModelUnit::Kind kind) {
 ShardOptions shard_options(const Config& config, const ModelUnit& unit) {
   ShardOptions options;
   options.strategy = config.parallel.strategy;
-  options.precision = {scalar_type(config.precision.param), scalar_type(config.precision.main_param),
-                       scalar_type(config.precision.main_grad), scalar_type(config.precision.reduce)};
+  options.precision = precision_of(config);
   options.keep = keep_of(unit.kind);
   bool on_expert_mesh = unit.kind == ModelUnit::Kind::RoutedExperts && config.parallel.expert > 1;
   options.mesh = on_expert_mesh ? UnitMesh::Expert : UnitMesh::Dense;

@@ -11,6 +11,9 @@ namespace meshard {
 /// Local.
 MeshShape mesh_shape(const Config& config, int ranks);
 
+/// Local. The dtypes of buffers and of what goes over the wire.
+Precision precision_of(const Config& config);
+
 /// Local. How a unit is sharded. Routed experts lie on the expert mesh, but with ep == 1 are like any other parameter.
 ShardOptions shard_options(const Config& config, const ModelUnit& unit);
 

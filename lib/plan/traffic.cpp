@@ -9,14 +9,6 @@ namespace meshard {
 
 namespace {
 
-// Elements that a rank holds of a buffer of `size` under `placements`.
-std::int64_t held(std::int64_t size, const GroupPlacement& group, const Placements& placements, const MeshShape& mesh) {
-  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
-    if (placements[axis] == Placement::Flat) size /= mesh.size(group.axes[axis]);
-  }
-  return size;
-}
-
 class Adder {
  public:
   Adder(TrafficTable& table, const GroupPlacement& placement, const MeshShape& mesh)
@@ -46,6 +38,13 @@ class Adder {
 };
 
 }  // namespace
+
+std::int64_t held(std::int64_t size, const GroupPlacement& group, const Placements& placements, const MeshShape& mesh) {
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (placements[axis] == Placement::Flat) size /= mesh.size(group.axes[axis]);
+  }
+  return size;
+}
 
 void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupPlacement& placement,
                        const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,

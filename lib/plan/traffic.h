@@ -12,6 +12,9 @@ namespace meshard {
 
 using TrafficTable = std::map<std::pair<std::string, std::string>, PlannedTraffic>;  ///< by (operation, axis)
 
+/// Local. Elements that a rank holds of a buffer of `size` under `placements`.
+std::int64_t held(std::int64_t size, const GroupPlacement& group, const Placements& placements, const MeshShape& mesh);
+
 /// Local. Adds what the group sends in one step of `microbatches`, each of which gathers it once or twice.
 void add_group_traffic(TrafficTable& table, const GroupPlan& group, const GroupPlacement& placement,
                        const MeshShape& mesh, const Precision& precision, std::int64_t microbatches,

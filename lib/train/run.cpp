@@ -22,6 +22,7 @@
 #include "train/initialise.h"
 #include "train/options.h"
 #include "train/resume.h"
+#include "plan/compute_time.h"
 #include "train/routing_tap.h"
 #include "train/sharded_model.h"
 #include "train/startup.h"
@@ -29,16 +30,6 @@
 namespace meshard {
 
 namespace {
-
-// Forward and backward cost three times the forward's 2 flops per weight and token; attention adds its two products
-// over the sequence (all of it, as is usual, though half is masked). The embedding is a look-up.
-double flops_per_token(const Config& config, std::int64_t parameters) {
-  auto& model = config.model;
-  auto embedding = model.tie_word_embeddings ? 0 : model.vocab_size * model.hidden_size;
-  auto attention = 12.0 * static_cast<double>(model.num_hidden_layers * model.num_attention_heads * model.head_dim) *
-                   static_cast<double>(config.train.seq_len);
-  return 6.0 * static_cast<double>(parameters - embedding) + attention;
-}
 
 // Before the folder, as --overwrite removes what is in it, and before the model has memory.
 void check_sources(const RunOptions& options, const std::filesystem::path& run_folder, const Config& config,

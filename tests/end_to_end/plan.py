@@ -225,6 +225,40 @@ def deepseek_on_2048():
 
 
 @case
+def timeline():
+    """Catches: a prediction that the command line does not print, a trace file that is not written; sums that differ."""
+    trace = scratch("step.json")
+    words = ("plan", MOE, "--ranks", 4, "--set", "parallel.expert=2", "--timeline", "--trace", trace)
+    run = meshard(*words, "--json")
+    step = json.loads(run.out)["timeline"]
+    parts = step["compute_s"] + sum(axis["exposed_s"] for axis in step["axes"].values())
+    expect("computation and what is exposed make up the step", abs(parts / step["step_s"] - 1) < 1e-6, step)
+    expect("the trace has a span of every lane", {event["tid"] for event in json.loads(trace.read_text())["traceEvents"]
+                                                  if event["ph"] == "X"} >= {0, 1, 2, 4}, trace)
+    run = meshard(*words, "--hardware", "configs/hardware/cpu_2.yaml")
+    expect("ranks beyond a node without a network are refused", run.code == 2 and "no `network`" in run.err, run)
+    run = meshard(*words)
+    expect("in text", all(word in run.out for word in ("tokens/s", "mfu", "exposed", "within a node", "memory")), run)
+
+
+@case
+def search():
+    """Catches: a search that takes long on many ranks, or whose settings are not accepted."""
+    run = meshard("plan", "configs/deepseek_v3_671b.yaml", "--ranks", 2048, "--search", "--memory-limit", 76, "--json")
+    found = json.loads(run.out)["search"]
+    seconds = run.rusage.ru_utime + run.rusage.ru_stime
+    expect(f"{seconds:.2f} s of processor time, below 5 s", seconds < 5.0)
+    expect("ten, and why not others", len(found["best"]) == 10 and found["ruled_out"], found)
+    best = found["best"][0]
+    run = meshard("plan", "configs/deepseek_v3_671b.yaml", "--ranks", 2048, "--timeline", "--json",
+                  *best["settings"].split())
+    expect("its settings give its step", run.code == 0 and
+           abs(json.loads(run.out)["timeline"]["step_s"] / best["step_s"] - 1) < 1e-9, run)
+    run = meshard("plan", MOE, "--ranks", 4, "--search", "--timeline")
+    expect("search and timeline exclude each other", run.code == 2, run)
+
+
+@case
 def refused():
     """Catches: a plan of a config that training would refuse."""
     broken = scratch("broken.yaml")

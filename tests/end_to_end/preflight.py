@@ -52,13 +52,27 @@ def four_ranks():
            [row[2:4] for row in rows] == [[operation, size] for operation in operations for size in ("4", "64")], run)
 
 
-def on_two_nodes(*words):
+@case
+def hardware():
+    """Catches: a hardware file that is not written, that `plan` does not read, or that lacks what was measured."""
+    file = scratch("hardware.yaml")
+    run = Run(mpirun(2, [BINARY, "preflight", *SHORT, "--write-hardware", file])).wait(60)
+    if not expect("--write-hardware: exit code 0", run.code == 0, run):
+        return
+    text = file.read_text()
+    expect("ranks, a node's link and the core's part are in it, and no network",
+           all(part in text for part in ("ranks_per_node: 2", "\nnode:\n", "\ncore:\n")) and "network" not in text, text)
+    run = meshard("plan", MOE, "--ranks", 2, "--timeline", "--json", "--hardware", file)
+    expect("plan reads it", run.code == 0 and json.loads(run.out)["timeline"]["step_s"] > 0, run)
+
+
+def on_two_nodes(*words, more=()):
     """Starts ranks on the nodes n1 and n2: this machine by two names."""
     agent = scratch("agent")
     agent.write_text('#!/bin/sh\nhost=$1; shift\nexec unshare --uts sh -c "hostname $host && exec $*"\n')
     agent.chmod(0o755)
     return Run(["mpirun", "-n", "4", "--host", "n1:2,n2:2", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", agent,
-                "--mca", "mpi_yield_when_idle", "1", "--bind-to", "none", *words, BINARY, "preflight", *HYBRID, *SHORT],
+                "--mca", "mpi_yield_when_idle", "1", "--bind-to", "none", *words, BINARY, "preflight", *HYBRID, *SHORT, *more],
                env={"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}).wait(90)
 
 
@@ -73,6 +87,12 @@ def two_nodes():
     expect("both axes are named", "warning: dp_shard (size 2) spans nodes in 2 of 2 groups" in run.out and
            "expert (size 2) spans nodes in 2 of 2 groups" in run.out, run)
     expect("with the mapping that mends it", "mpirun -n 4 --map-by ppr:2:node on 2 nodes" in run.out, run)
+    run = on_two_nodes("--map-by", "node", more=("--write-hardware", scratch("unused.yaml")))
+    expect("a hardware file of ranks dealt out is refused", run.code == 2 and "fill node after node" in run.err, run)
+    file = scratch("nodes.yaml")
+    run = on_two_nodes("--map-by", "ppr:2:node", more=("--write-hardware", file))
+    expect("a hardware file of two nodes has both links", run.code == 0 and
+           all(part in file.read_text() for part in ("ranks_per_node: 2", "\nnode:\n", "\nnetwork:\n")), run)
     run = on_two_nodes("--map-by", "ppr:2:node")
     expect("with that mapping: exit code 0", run.code == 0, run)
     expect("with that mapping: no axis is named", "2 nodes" in run.out and "spans" not in run.out, run)
