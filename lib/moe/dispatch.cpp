@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "moe/rows.h"
 #include "moe/selection.h"
 #include "nn/recompute.h"
@@ -78,11 +79,11 @@ void regroup(DispatchPlan& plan, std::span<const std::int64_t> received, std::in
 }
 
 at::Tensor gather(const at::Tensor& x, const at::Tensor& index) {
-  return x.is_cpu() ? gather_rows_cpu(x, index) : gather_rows_aten(x, index);
+  return on_device_path(x) ? gather_rows_aten(x, index) : gather_rows_cpu(x, index);
 }
 
 at::Tensor sum_pairs(const at::Tensor& rows, const at::Tensor& row_of, const at::Tensor& weights) {
-  return rows.is_cpu() ? sum_rows_cpu(rows, row_of, weights) : sum_rows_aten(rows, row_of, weights);
+  return on_device_path(rows) ? sum_rows_aten(rows, row_of, weights) : sum_rows_cpu(rows, row_of, weights);
 }
 
 at::Tensor to_experts(const at::Tensor& sorted, const DispatchPlan& plan, const char* unit) {
@@ -141,7 +142,7 @@ struct CombineFunction : torch::autograd::Function<CombineFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto plan = kept_plan(context);
     auto saved = context->get_saved_variables();
-    auto kernel = grads[0].is_cpu() ? sum_rows_backward_cpu : sum_rows_backward_aten;
+    auto kernel = on_device_path(grads[0]) ? sum_rows_backward_aten : sum_rows_backward_cpu;
     auto out = kernel(grads[0].contiguous(), saved[0], plan->row_of, saved[1]);
     return {to_experts(out.grad_rows, *plan, "moe.combine.backward"), out.grad_weights, at::Tensor()};
   }

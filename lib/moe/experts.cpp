@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "nn/gradients.h"
 #include "nn/swiglu.h"
 
@@ -74,7 +75,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     context->save_for_backward({x, gate_up, gate_up_weight, down_weight});
     context->saved_data["expert_rows"] = expert_rows;
     remember(context, parameters);
-    auto inner = x.is_cpu() ? swiglu_rows_forward_cpu(gate_up) : swiglu_rows_forward_aten(gate_up);
+    auto inner = on_device_path(x) ? swiglu_rows_forward_aten(gate_up) : swiglu_rows_forward_cpu(gate_up);
     return groups.product(inner, down_weight, /*transposed=*/true);
   }
 
@@ -83,7 +84,7 @@ struct ExpertsFunction : torch::autograd::Function<ExpertsFunction> {
     const ExpertGroups groups(context->saved_data["expert_rows"].toIntVector());
     auto& parameters = remembered(context);
     auto grad = grads[0].contiguous();
-    auto kernel = grad.is_cpu() ? swiglu_rows_backward_cpu : swiglu_rows_backward_aten;
+    auto kernel = on_device_path(grad) ? swiglu_rows_backward_aten : swiglu_rows_backward_cpu;
     auto inner = kernel(groups.product(grad, saved[3], /*transposed=*/false), saved[1]);
     variable_list result(5);
     if (context->needs_input_grad(2)) result[2] = groups.weight_gradient(parameters[1], grad, inner.product);

@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "moe/balance_losses.h"
 #include "moe/routing_file.h"
 #include "moe/selection.h"
@@ -129,7 +130,7 @@ at::Tensor Router::bias_on(const at::Tensor& scores) {
 
 at::Tensor Router::choose(const at::Tensor& scores) {
   const at::NoGradGuard no_grad;
-  auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
+  auto select = on_device_path(scores) ? select_experts_aten : select_experts_cpu;
   auto selection = select(scores, bias_on(scores), options_);
   auto ids = selection.ids.to(at::kCPU);
   if (!pass_.training) return ids;

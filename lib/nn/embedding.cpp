@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "module/device_path.h"
 #include "nn/gradients.h"
 #include "nn/kernel_dispatch.h"
 #include "nn/simd.h"
@@ -31,7 +32,7 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto ids = context->get_saved_variables()[0].reshape(-1).contiguous();
     auto grad = as_matrix(grads[0]);
-    auto kernel = grad.is_cpu() ? embedding_backward_cpu : embedding_backward_aten;
+    auto kernel = on_device_path(grad) ? embedding_backward_aten : embedding_backward_cpu;
     auto gradient = parameter_gradient(remembered(context)[0], grad.options(),
                                        [&](at::Tensor& target, int beta) { kernel(grad, ids, target, beta); });
     return {gradient, at::Tensor(), at::Tensor()};
