@@ -1,5 +1,8 @@
 #include "module/device_path.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <atomic>
 #include <cstdlib>
 #include <string_view>
@@ -33,9 +36,22 @@ DevicePathScope::~DevicePathScope() {
   as_device = before_;
 }
 
+PendingRead::PendingRead(const at::Tensor& tensor) : host_(tensor), of_device_(on_device_path(tensor)) {
+  if (tensor.is_cpu()) return;
+  host_ = at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+  host_.copy_(tensor, /*non_blocking=*/true);
+  copied_.emplace(tensor.device().type());
+  copied_->record(c10::impl::VirtualGuardImpl(tensor.device().type()).getStream(tensor.device()));
+}
+
+at::Tensor PendingRead::wait() {
+  if (of_device_) ++waits;
+  if (copied_) copied_->synchronize();
+  return host_;
+}
+
 at::Tensor read_back(const at::Tensor& tensor) {
-  if (on_device_path(tensor)) ++waits;
-  return tensor.to(at::kCPU);
+  return PendingRead(tensor).wait();
 }
 
 std::int64_t host_wait_count() {

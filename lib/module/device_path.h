@@ -3,8 +3,10 @@
 // waits for the device. Tests take the way of devices on the CPU: everything but the kernels of CUDA itself is reached.
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Event.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace meshard {
 
@@ -27,11 +29,24 @@ class DevicePathScope {
   bool before_;
 };
 
-/// Local. `tensor` on the CPU; where it is of a device, the host waits for all work queued before, and that is counted.
-/// The only way by which a training step reads what a device computed.
+/// The only way by which a training step reads what a device computed: a copy to the host, queued behind the work
+/// before it. Until wait() the host is free to queue more.
+class PendingRead {
+ public:
+  explicit PendingRead(const at::Tensor& tensor);
+  /// Local. The values, on the CPU. Where they are of a device the host waits for them, and that is counted.
+  at::Tensor wait();
+
+ private:
+  at::Tensor host_;
+  bool of_device_;
+  std::optional<c10::Event> copied_;
+};
+
+/// Local. `tensor` on the CPU: PendingRead(tensor).wait().
 at::Tensor read_back(const at::Tensor& tensor);
 
-/// Local. How often read_back() has waited in this process.
+/// Local. How often the host has waited for a device's values in this process.
 std::int64_t host_wait_count();
 
 }  // namespace meshard

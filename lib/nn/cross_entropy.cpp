@@ -81,6 +81,8 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   }
 };
 
+}  // namespace
+
 void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
   if (!targets.is_cpu()) return;
   auto* first = targets.const_data_ptr<std::int64_t>();
@@ -93,8 +95,6 @@ void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
                     *bad, bad - first, vocab_size, kIgnoredTarget));
   }
 }
-
-}  // namespace
 
 std::int64_t logit_slice_rows(std::int64_t vocab_size) {
   return std::clamp<std::int64_t>((std::int64_t{1} << 24) / vocab_size, 256, 2048);

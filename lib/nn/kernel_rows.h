@@ -94,7 +94,8 @@ MESHARD_BODY Vector<float, kVector> load_floats(const float* from) {
 /// Calls body(first element) for each vector of a row that is this lane's.
 template <int kVector, class Body>
 MESHARD_BODY void for_lane(std::int64_t size, int lane, int lanes, Body body) {
-  for (std::int64_t i = static_cast<std::int64_t>(lane) * kVector; i < size; i += static_cast<std::int64_t>(lanes) * kVector) {
+  for (std::int64_t i = static_cast<std::int64_t>(lane) * kVector; i < size;
+       i += static_cast<std::int64_t>(lanes) * kVector) {
     body(i);
   }
 }
@@ -284,7 +285,8 @@ struct SwigluBackwardVectors {
   MESHARD_BODY void operator()(std::int64_t i) const {
     const std::int64_t vectors = a.width / kVector, row = i / vectors, column = (i - row * vectors) * kVector;
     const std::int64_t at = row * a.stride + column, out = row * a.width + column;
-    const auto g = load<kVector>(static_cast<const T*>(a.gate) + at), u = load<kVector>(static_cast<const T*>(a.up) + at);
+    const auto g = load<kVector>(static_cast<const T*>(a.gate) + at),
+               u = load<kVector>(static_cast<const T*>(a.up) + at);
     const auto grad = load<kVector>(static_cast<const T*>(a.grad_product) + out);
     Vector<T, kVector> product, grad_gate, grad_up;
     for (int j = 0; j < kVector; ++j) {

@@ -81,6 +81,14 @@ const char* problem_of_launch() {
 }
 
 struct CudaRunner {
+  static int architecture() {
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    return 10 * major + minor;
+  }
+
   template <class Body>
   static const char* rows(const Body& body, std::int64_t rows, int lanes, Stream stream) {
     if (rows == 0) return nullptr;

@@ -94,7 +94,8 @@ struct SumRowsBackward {
 /// One implementation of all of them. Each call only queues work on the stream; returns null, or what CUDA says is
 /// wrong with the launch.
 struct Table {
-  bool on_host;  ///< takes host memory and ignores the stream: the row bodies under test
+  bool on_host;           ///< takes host memory and ignores the stream: the row bodies under test
+  int (*architecture)();  ///< of the current device: 90 for Hopper
   const char* (*rms_norm_forward)(Element, const RmsNormForward&, Stream);
   const char* (*rms_norm_backward)(Element, const RmsNormBackward&, Stream);
   const char* (*rotary)(Element, const Rotary&, Stream);

@@ -9,7 +9,8 @@ namespace {
 
 struct HostKernels {
   HostKernels() {
-    if (std::getenv("MESHARD_TEST_KERNELS")) scope = std::make_unique<meshard::KernelScope>(meshard::kernels::kHostTable);
+    if (std::getenv("MESHARD_TEST_KERNELS"))
+      scope = std::make_unique<meshard::KernelScope>(meshard::kernels::kHostTable);
   }
   std::unique_ptr<meshard::KernelScope> scope;
 };

@@ -1,4 +1,5 @@
 // What nvcc compiles for devices, run on the host: each kernel's body against ATen in fp64.
+#include <ATen/SDPBackend.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/allclose.h>
@@ -26,6 +27,8 @@
 #include "module/device_path.h"
 #include "moe/rows.h"
 #include "nn/attention.h"
+#include "nn/device/numerics.h"
+#include "nn/gradients.h"
 #include "support/host_kernels.h"
 
 using namespace meshard;
@@ -52,7 +55,8 @@ at::Tensor wide(const at::Tensor& x) {
 /// Within `roundings` halves of a unit in the last place, or `atol`.
 bool near(const at::Tensor& x, const at::Tensor& expected, int roundings, double atol = 1e-5) {
   const double half_ulp = x.scalar_type() == at::kBFloat16 ? std::ldexp(1.0, -8) : std::ldexp(1.0, -22);
-  return x.sizes() == expected.sizes() && at::allclose(x.to(at::kDouble), expected.detach(), roundings * half_ulp, atol);
+  return x.sizes() == expected.sizes() &&
+         at::allclose(x.to(at::kDouble), expected.detach(), roundings * half_ulp, atol);
 }
 
 std::int64_t zeros_in(const at::Tensor& x) {
@@ -68,8 +72,8 @@ auto kSizes = data::make({1, 6, 64, 77, 520, 1032, 2050});
 
 }  // namespace
 
-// Catches: lanes that miss or repeat elements, a tail beyond the row, a sum in bf16, an addend rounded twice, a residual
-// gradient lost, a weight's gradient that misses rows of a group or columns of a lane.
+// Catches: lanes that miss or repeat elements, a tail beyond the row, a sum in bf16, an addend rounded twice, a
+// residual gradient lost, a weight's gradient that misses rows of a group or columns of a lane.
 BOOST_DATA_TEST_CASE(norms_equal_fp64, kDtypes* kSizes, dtype, size) {
   const OnHostKernels scope;
   constexpr int kRows = 37;
@@ -108,7 +112,8 @@ struct RotaryCase {
   kernels::Pairing pairing;
 };
 std::ostream& operator<<(std::ostream& out, const RotaryCase& c) {
-  return out << 2 * c.half << " of " << c.dim << (c.pairing == kernels::Pairing::Halves ? " by halves" : " by neighbours");
+  return out << 2 * c.half << " of " << c.dim
+             << (c.pairing == kernels::Pairing::Halves ? " by halves" : " by neighbours");
 }
 
 auto kRotaryCases = data::make(std::vector<RotaryCase>{{8, 4, kernels::Pairing::Halves},
@@ -120,8 +125,8 @@ auto kRotaryCases = data::make(std::vector<RotaryCase>{{8, 4, kernels::Pairing::
                                                        {14, 3, kernels::Pairing::Halves},
                                                        {14, 3, kernels::Pairing::Neighbours}});
 
-// Catches: the wrong partner of a pair, the angles of another position or head, a part of a head that should stay turned
-// or lost, turning back that is not the transpose, whole vectors unlike single elements.
+// Catches: the wrong partner of a pair, the angles of another position or head, a part of a head that should stay
+// turned or lost, turning back that is not the transpose, whole vectors unlike single elements.
 BOOST_DATA_TEST_CASE(rotary_equals_fp64, kDtypes* kRotaryCases, dtype, c) {
   const OnHostKernels scope;
   auto x = random({2, 5, 3, c.dim}, dtype), angle = at::randn({5, c.half});
@@ -150,7 +155,8 @@ BOOST_DATA_TEST_CASE(rotary_equals_fp64, kDtypes* kRotaryCases, dtype, c) {
   BOOST_TEST(near(back, x64.grad(), 1));
 }
 
-// Catches: the wrong half or stride of rows that hold gate and up, a factor of silu's derivative, one rounding too many.
+// Catches: the wrong half or stride of rows that hold gate and up, a factor of silu's derivative, one rounding too
+// many.
 BOOST_DATA_TEST_CASE(swiglu_equals_fp64, kDtypes* data::make({5, 16, 45}), dtype, width) {
   const OnHostKernels scope;
   auto gate_up = random({7, 2 * width}, dtype) * 3, grad = random({7, width}, dtype);
@@ -215,9 +221,8 @@ BOOST_AUTO_TEST_CASE(shapes_are_checked_before_a_launch) {
   const OnHostKernels scope;
   auto x = at::randn({4, 8});
   auto wrong = [&](auto call, const char* name) {
-    BOOST_CHECK_EXCEPTION(call(), ShapeError, [&](const ShapeError& e) {
-      return std::string(e.what()).find(name) != std::string::npos;
-    });
+    BOOST_CHECK_EXCEPTION(call(), ShapeError,
+                          [&](const ShapeError& e) { return std::string(e.what()).find(name) != std::string::npos; });
   };
   wrong([&] { rms_norm_forward_aten(x, {}, at::randn({7}), 1e-5); }, "rms_norm_forward");
   wrong([&] { rms_norm_forward_aten(x.t(), {}, at::randn({4}), 1e-5); }, "rms_norm_forward");
@@ -227,8 +232,11 @@ BOOST_AUTO_TEST_CASE(shapes_are_checked_before_a_launch) {
   wrong([&] { gather_rows_aten(x, at::zeros({3}, at::kInt)); }, "gather_rows");
   wrong([&] { sum_rows_aten(x, at::zeros({4, 2}, at::kLong), at::randn({4, 3})); }, "sum_rows");
   auto heads = at::randn({1, 4, 2, 8});
-  wrong([&] { rotate_device(heads, heads, at::randn({3, 4}), at::randn({3, 4}), kernels::Pairing::Halves, 1.0f); },
-        "rotary");
+  wrong(
+      [&] {
+        rotate_device(heads, heads, at::randn({3, 4}), at::randn({3, 4}), kernels::Pairing::Halves, 1.0f);
+      },
+      "rotary");
 }
 
 // Catches: attention whose turned queries are not turned back in their gradient, or turned twice when in place.
@@ -249,5 +257,39 @@ BOOST_DATA_TEST_CASE(attention_with_kernels_equals_the_twin, kDtypes, dtype) {
   auto expected = run();
   const KernelScope scope(kernels::kHostTable);
   auto got = run();
-  for (int i = 0; i < 4; ++i) BOOST_TEST(near(got[i], expected[i].to(at::kDouble), 4, dtype == at::kFloat ? 1e-5 : 3e-2));
+  for (int i = 0; i < 4; ++i)
+    BOOST_TEST(near(got[i], expected[i].to(at::kDouble), 4, dtype == at::kFloat ? 1e-5 : 3e-2));
+}
+
+// Catches: the math kernel in bf16 let through, refused in fp32, or a choice that has the wrong name.
+BOOST_AUTO_TEST_CASE(the_kernel_of_attention_has_a_name) {
+  auto name = [](at::SDPBackend choice, at::ScalarType dtype) {
+    return checked_backend(static_cast<std::int64_t>(choice), {1, 8, 4, 2, 64}, dtype);
+  };
+  BOOST_TEST(name(at::SDPBackend::flash_attention, at::kBFloat16) == "flash");
+  BOOST_TEST(name(at::SDPBackend::cudnn_attention, at::kBFloat16) == "cuDNN");
+  BOOST_TEST(name(at::SDPBackend::math, at::kFloat) == "math");
+  BOOST_CHECK_EXCEPTION(name(at::SDPBackend::math, at::kBFloat16), ConfigError, [](const ConfigError& e) {
+    return std::string(e.what()).find("4 heads of 64 elements (2 for keys and values) in BFloat16") !=
+           std::string::npos;
+  });
+  BOOST_TEST(attention_backend({}, at::kBFloat16, at::kCPU) == "fused");
+}
+
+// Catches: a gradient rounded to bf16 on its way into a sink of fp32, or beta ignored there; one that goes there on a
+// CPU, whose results would change.
+BOOST_DATA_TEST_CASE(gradients_of_bf16_go_unrounded_into_fp32, data::make({false, true}), on_device) {
+  const DevicePathScope path(on_device);
+  auto slot = std::make_shared<Slot>();
+  slot->shape = {3, 5};
+  slot->dtype = at::kBFloat16;
+  slot->sink = {at::full({3, 5}, std::nan(""), at::kFloat), false};
+  const Parameter parameter(slot);
+  auto grad = random({40, 3}, at::kBFloat16), x = random({40, 5}, at::kBFloat16);
+  auto first = weight_gradient(parameter, grad, x), second = weight_gradient(parameter, grad, x);
+  BOOST_TEST(first.defined() == !on_device);
+  if (!on_device) return;
+  auto exact = grad.t().to(at::kDouble).mm(x.to(at::kDouble)) * 2;
+  BOOST_TEST(slot->sink.filled);
+  BOOST_TEST(near(slot->sink.grad, exact, 8));
 }

@@ -1,10 +1,10 @@
 #pragma once
-// From a call (nn/kernels.h) to the bodies that do it (nn/kernel_rows.h): element, vector width, and how rows are spread.
-// The same for CUDA and for the tests on the host: a Runner says only how bodies are run.
+// From a call (nn/kernels.h) to the bodies that do it (nn/kernel_rows.h): element, vector width, and how rows are
+// spread. The same for CUDA and for the tests on the host: a Runner says only how bodies are run.
 //   rows(body, rows, lanes, stream)                  a row body over all rows
-//   grouped(body, rows, groups, size, lanes, stream) the same, groups of successive rows having column sums of their own
-//   columns(partials, rows, size, to, stream)        sums of columns
-//   vectors(body, stream)                            a vector body over body.count() vectors
+//   grouped(body, rows, groups, size, lanes, stream) the same, groups of successive rows having column sums of their
+//   own columns(partials, rows, size, to, stream)        sums of columns vectors(body, stream) a vector body over
+//   body.count() vectors architecture()                                   of the device, as in Table
 // Each returns null, or what is wrong.
 
 #include <algorithm>
@@ -63,10 +63,11 @@ struct Calls {
   }
 
   static const char* rotary(Element element, const Rotary& a, Stream stream) {
-    auto fits = [&]<class T>() { return fits_vectors<T>(a.half, a.from, a.to, a.cos, a.sin) && a.dim % kWidest<T> == 0; };
-    auto* problem = with_vectors(element, fits, [&]<class T, int kVector>() {
-      return Runner::vectors(RotaryPairs<T, kVector>{a}, stream);
-    });
+    auto fits = [&]<class T>() {
+      return fits_vectors<T>(a.half, a.from, a.to, a.cos, a.sin) && a.dim % kWidest<T> == 0;
+    };
+    auto* problem = with_vectors(
+        element, fits, [&]<class T, int kVector>() { return Runner::vectors(RotaryPairs<T, kVector>{a}, stream); });
     if (problem) return problem;
     return element == Element::Float ? Runner::vectors(RotaryRest<float>{a}, stream)
                                      : Runner::vectors(RotaryRest<BFloat16>{a}, stream);
@@ -93,16 +94,14 @@ struct Calls {
 
   static const char* gather_rows(Element element, const GatherRows& a, Stream stream) {
     auto fits = [&]<class T>() { return fits_vectors<T>(a.width, a.from, a.to); };
-    return with_vectors(element, fits, [&]<class T, int kVector>() {
-      return Runner::vectors(GatherVectors<T, kVector>{a}, stream);
-    });
+    return with_vectors(element, fits,
+                        [&]<class T, int kVector>() { return Runner::vectors(GatherVectors<T, kVector>{a}, stream); });
   }
 
   static const char* sum_rows(Element element, const SumRows& a, Stream stream) {
     auto fits = [&]<class T>() { return fits_vectors<T>(a.width, a.from, a.to); };
-    return with_vectors(element, fits, [&]<class T, int kVector>() {
-      return Runner::vectors(SumVectors<T, kVector>{a}, stream);
-    });
+    return with_vectors(element, fits,
+                        [&]<class T, int kVector>() { return Runner::vectors(SumVectors<T, kVector>{a}, stream); });
   }
 
   static const char* sum_rows_backward(Element element, const SumRowsBackward& a, Stream stream) {
@@ -113,8 +112,8 @@ struct Calls {
   }
 
   static constexpr Table table(bool on_host) {
-    return {on_host,        &rms_norm_forward, &rms_norm_backward, &rotary,           &swiglu_forward,
-            &swiglu_backward, &gather_rows,      &sum_rows,          &sum_rows_backward};
+    return {on_host,         &Runner::architecture, &rms_norm_forward, &rms_norm_backward, &rotary,
+            &swiglu_forward, &swiglu_backward,      &gather_rows,      &sum_rows,          &sum_rows_backward};
   }
 };
 

@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "base/error.h"
@@ -52,8 +53,8 @@ class Call {
 
   template <class Launch, class Arguments>
   void run(Launch launch, const Arguments& arguments) const {
-    auto* problem = (table.load()->*launch)(dtype_ == at::kFloat ? Element::Float : Element::BFloat16, arguments,
-                                            stream());
+    auto* problem =
+        (table.load()->*launch)(dtype_ == at::kFloat ? Element::Float : Element::BFloat16, arguments, stream());
     if (problem) throw CommError(fmt::format("kernel {}: CUDA: {}", name_, problem));
   }
 
@@ -77,7 +78,8 @@ class Call {
 
 void check_matrices(const Call& call, const at::Tensor& x, std::initializer_list<const at::Tensor*> others) {
   call.check(x.dim() == 2, "takes matrices");
-  for (auto* other : others) call.check(!other->defined() || other->sizes() == x.sizes(), "takes matrices of one shape");
+  for (auto* other : others)
+    call.check(!other->defined() || other->sizes() == x.sizes(), "takes matrices of one shape");
 }
 
 }  // namespace
@@ -85,6 +87,12 @@ void check_matrices(const Call& call, const at::Tensor& x, std::initializer_list
 bool has_kernels(const at::Tensor& tensor) {
   auto* now = table.load();
   return now != nullptr && on_device_path(tensor) && tensor.is_cpu() == now->on_host;
+}
+
+bool has_grouped_products(const at::Tensor& tensor, std::initializer_list<std::int64_t> widths) {
+  if (tensor.scalar_type() != at::kBFloat16 || !has_kernels(tensor)) return false;
+  const c10::OptionalDeviceGuard guard(tensor.device());
+  return table.load()->architecture() == 90 && std::ranges::all_of(widths, [](auto width) { return width % 8 == 0; });
 }
 
 KernelScope::KernelScope(const kernels::Table& other) : before_(table.exchange(&other)) {}
@@ -100,10 +108,10 @@ RmsNormForward rms_norm_forward_device(const at::Tensor& x, const at::Tensor& ad
   call.check(weight.numel() == x.size(1), "takes a weight for each column");
   RmsNormForward out{addend.defined() ? at::empty_like(x) : at::Tensor(), at::empty_like(x),
                      at::empty({x.size(0)}, x.options().dtype(at::kFloat))};
-  call.run(&kernels::Table::rms_norm_forward,
-           kernels::RmsNormForward{call.in(x), call.in(addend), call.in(weight), call.out(out.sum),
-                                   call.out(out.normed), out.rstd.mutable_data_ptr<float>(), x.size(0), x.size(1),
-                                   static_cast<float>(eps)});
+  call.run(
+      &kernels::Table::rms_norm_forward,
+      kernels::RmsNormForward{call.in(x), call.in(addend), call.in(weight), call.out(out.sum), call.out(out.normed),
+                              out.rstd.mutable_data_ptr<float>(), x.size(0), x.size(1), static_cast<float>(eps)});
   return out;
 }
 
@@ -115,11 +123,11 @@ RmsNormBackward rms_norm_backward_device(const at::Tensor& grad_normed, const at
   call.check(weight.numel() == size && rstd.numel() == rows, "takes a weight for each column and a scale for each row");
   RmsNormBackward out{at::empty_like(sum), at::empty({size}, rstd.options())};
   auto partials = at::empty({kernels::groups_of(rows, size), size}, rstd.options());
-  call.run(&kernels::Table::rms_norm_backward,
-           kernels::RmsNormBackward{call.in(grad_normed), call.in(grad_sum), call.in(sum), call.in(weight),
-                                    call.table_of<float>(rstd), call.out(out.grad_x),
-                                    partials.mutable_data_ptr<float>(), out.grad_weight.mutable_data_ptr<float>(),
-                                    rows, size});
+  call.run(
+      &kernels::Table::rms_norm_backward,
+      kernels::RmsNormBackward{call.in(grad_normed), call.in(grad_sum), call.in(sum), call.in(weight),
+                               call.table_of<float>(rstd), call.out(out.grad_x), partials.mutable_data_ptr<float>(),
+                               out.grad_weight.mutable_data_ptr<float>(), rows, size});
   return out;
 }
 
@@ -127,9 +135,9 @@ void rotate_device(const at::Tensor& from, const at::Tensor& to, const at::Tenso
                    kernels::Pairing pairing, float direction) {
   const Call call("rotary", from);
   call.check(from.dim() == 4 && to.sizes() == from.sizes(), "takes [batch, positions, heads, dim]");
-  call.check(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == from.size(1) &&
-                 2 * cos.size(1) <= from.size(3),
-             "takes an angle for each position and pair of a head");
+  call.check(
+      cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == from.size(1) && 2 * cos.size(1) <= from.size(3),
+      "takes an angle for each position and pair of a head");
   call.run(&kernels::Table::rotary,
            kernels::Rotary{call.in(from), call.out(to), call.table_of<float>(cos), call.table_of<float>(sin),
                            from.size(0), from.size(1), from.size(2), from.size(3), cos.size(1), pairing, direction});
@@ -172,8 +180,8 @@ at::Tensor swiglu_rows_forward_device(const at::Tensor& gate_up) {
   auto rows = gate_up.size(0), width = gate_up.size(1) / 2;
   auto product = at::empty({rows, width}, gate_up.options());
   auto* gate = call.in(gate_up);
-  call.run(&kernels::Table::swiglu_forward, kernels::SwigluForward{gate, second_half(gate, gate_up),
-                                                                   call.out(product), rows, width, 2 * width});
+  call.run(&kernels::Table::swiglu_forward,
+           kernels::SwigluForward{gate, second_half(gate, gate_up), call.out(product), rows, width, 2 * width});
   return product;
 }
 
@@ -184,8 +192,8 @@ SwigluRowsBackward swiglu_rows_backward_device(const at::Tensor& grad_product, c
   call.check(grad_product.dim() == 2 && grad_product.size(0) == rows && grad_product.size(1) == width,
              "takes a gradient half as wide as gate and up");
   SwigluRowsBackward out{at::empty_like(grad_product), at::empty_like(gate_up)};
-  auto *gate = call.in(gate_up);
-  auto *grad = call.out(out.grad_gate_up);
+  auto* gate = call.in(gate_up);
+  auto* grad = call.out(out.grad_gate_up);
   call.run(&kernels::Table::swiglu_backward,
            kernels::SwigluBackward{call.in(grad_product), gate, second_half(gate, gate_up), call.out(out.product), grad,
                                    second_half(grad, gate_up), rows, width, 2 * width});
@@ -221,11 +229,11 @@ std::pair<at::Tensor, at::Tensor> sum_rows_backward_device(const at::Tensor& gra
                  grad.size(1) == rows.size(1),
              "takes a gradient for each token, and a row and a weight for each token and choice");
   auto grad_rows = at::empty_like(rows), grad_weights = at::empty_like(weights);
-  call.run(&kernels::Table::sum_rows_backward,
-           kernels::SumRowsBackward{call.in(grad), call.in(rows), call.table_of<std::int64_t>(row_of),
-                                    call.table_of<float>(weights), call.out(grad_rows),
-                                    grad_weights.mutable_data_ptr<float>(), row_of.size(0), row_of.size(1),
-                                    rows.size(1)});
+  call.run(
+      &kernels::Table::sum_rows_backward,
+      kernels::SumRowsBackward{call.in(grad), call.in(rows), call.table_of<std::int64_t>(row_of),
+                               call.table_of<float>(weights), call.out(grad_rows),
+                               grad_weights.mutable_data_ptr<float>(), row_of.size(0), row_of.size(1), rows.size(1)});
   return {grad_rows, grad_weights};
 }
 

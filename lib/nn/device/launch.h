@@ -1,8 +1,9 @@
 #pragma once
-// The kernels of nn/kernels.h on tensors: checks them, makes the results, queues the kernel on the current stream of the
-// tensors' device. The `_aten` twins of nn and moe come here first. Tensors are contiguous unless said otherwise, fp32
-// or bf16 alike in one call; ShapeError, naming the operation, for others. CommError if CUDA refuses a launch.
+// The kernels of nn/kernels.h on tensors: checks them, makes the results, queues the kernel on the current stream of
+// the tensors' device. The `_aten` twins of nn and moe come here first. Tensors are contiguous unless said otherwise,
+// fp32 or bf16 alike in one call; ShapeError, naming the operation, for others. CommError if CUDA refuses a launch.
 
+#include <initializer_list>
 #include <utility>
 
 #include "nn/kernels.h"
@@ -13,6 +14,10 @@ namespace meshard {
 
 /// Local. Whether a tensor has kernels: on CUDA in a build with CUDA; on the CPU while a table for the host is used.
 bool has_kernels(const at::Tensor& tensor);
+
+/// Local. Whether ATen's grouped products of bf16 (CUTLASS, offsets on the device) are there for this tensor: on sm_90,
+/// if rows of `widths` elements are of whole 16 bytes. On others ATen would read the offsets and loop.
+bool has_grouped_products(const at::Tensor& tensor, std::initializer_list<std::int64_t> widths);
 
 /// For tests: the kernels that are used while it lives, for tensors on the CPU on the path of devices.
 class KernelScope {
