@@ -1,12 +1,14 @@
-# The NCCL backend. It needs the CUDA runtime, nccl.h with its library, and a LibTorch with CUDA; with all three,
-# MESHARD_WITH_CUDA is on. With the headers of CUDA and NCCL alone, MESHARD_CHECK_NCCL is on: the sources are compiled, so
-# that they cannot rot, but not linked (lib/comm/CMakeLists.txt). Sets MESHARD_CUDA_INCLUDES and MESHARD_CUDA_LINKS.
+# The NCCL backend. It needs the CUDA runtime and nvcc, nccl.h with its library, and a LibTorch with CUDA; with all of
+# them, MESHARD_WITH_CUDA is on. With the headers of CUDA and NCCL alone, MESHARD_CHECK_NCCL is on: the sources are compiled, so
+# that they cannot rot, but not linked (lib/comm/CMakeLists.txt). Sets MESHARD_CUDA_INCLUDES and
+# MESHARD_CUDA_LINKS; MESHARD_NVCC (empty: not found) and MESHARD_CUDA_ARCHITECTURES for the kernels (lib/nn).
 #   MESHARD_CUDA   AUTO (what is found), ON (an error that says what is missing) or OFF
 #   NCCL_ROOT      a prefix with include/nccl.h and lib/libnccl.so*; otherwise the nvidia-nccl package beside torch, which
 #                  is the one that a CUDA LibTorch loads anyway, then the system's
 #   CUDAToolkit_ROOT, CUDA_HOME   where CUDA is, if not in /usr/local/cuda or the PATH
 set(MESHARD_WITH_CUDA OFF)
 set(MESHARD_CHECK_NCCL OFF)
+set(MESHARD_NVCC "")
 if(MESHARD_CUDA STREQUAL OFF)
   return()
 endif()
@@ -31,7 +33,19 @@ endif()
 if(NOT NCCL_INCLUDE_DIR)
   list(APPEND missing "nccl.h (NCCL_ROOT, or the Python package nvidia-nccl-cu13)")
 endif()
-if(NOT missing)
+# The kernels of lib/nn are compiled wherever nvcc is, linked or not; where it is not, a test says so.
+set(MESHARD_NVCC "")
+if(CUDAToolkit_NVCC_EXECUTABLE)
+  set(MESHARD_NVCC ${CUDAToolkit_NVCC_EXECUTABLE})
+elseif(CUDAToolkit_FOUND)
+  list(APPEND missing "nvcc (CUDAToolkit_ROOT)")
+endif()
+set(MESHARD_CUDA_ARCHITECTURES 80 90)
+if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+  list(APPEND MESHARD_CUDA_ARCHITECTURES 100)
+endif()
+
+if(NCCL_INCLUDE_DIR AND CUDAToolkit_FOUND)
   set(MESHARD_CHECK_NCCL ON)
   set(MESHARD_CUDA_INCLUDES ${NCCL_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
 endif()

@@ -17,7 +17,8 @@ struct RunConfig {
   std::string name = "run";
   std::string dir = "runs";
   std::uint64_t seed = 1234;
-  int threads = 0;  ///< per rank; 0 = auto: cores of the node / ranks on it
+  int threads = 0;             ///< per rank; 0 = auto: cores of the node / ranks on it
+  bool deterministic = false;  ///< on GPUs; CPUs always are
   bool operator==(const RunConfig&) const = default;
 };
 

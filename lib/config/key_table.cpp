@@ -124,14 +124,8 @@ Key betas() {
               }};
 }
 
-#define FIELD(name)      \
-  [](auto& c) -> auto& { \
-    return c.name;       \
-  }
-#define MOE(name)             \
-  [](auto& c) -> auto& {      \
-    return c.model.moe->name; \
-  }
+#define FIELD(name) [](auto& c) -> auto& { return c.name; }
+#define MOE(name) [](auto& c) -> auto& { return c.model.moe->name; }
 
 void add_run_and_model(std::vector<Key>& t) {
   t.push_back(schema());
@@ -139,6 +133,8 @@ void add_run_and_model(std::vector<Key>& t) {
   t.push_back(key("run.dir", FIELD(run.dir), {}, "folder that holds run folders"));
   t.push_back(key("run.seed", FIELD(run.seed), at_least(0), "seed of weights and of the order of the data, 64 bits"));
   t.push_back(key("run.threads", FIELD(run.threads), or_auto(1), "threads per rank; auto: cores / local ranks"));
+  t.push_back(key("run.deterministic", FIELD(run.deterministic), {},
+                  "on GPUs: the same bits in every repeat, at some cost; on CPUs always so"));
   t.push_back(from_hf());
   t.push_back(required("model.vocab_size", FIELD(model.vocab_size), at_least(1),
                        "rows of the embedding; the bytes tokenizer needs 257"));

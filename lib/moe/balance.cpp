@@ -1,8 +1,8 @@
 #include "moe/balance.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isfinite.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "base/hash.h"
+#include "module/device_path.h"
 
 namespace meshard {
 
@@ -76,7 +77,7 @@ void Balance::begin_microbatch(double loss_scale) {
 void Balance::end_microbatch(std::int64_t microbatch, std::int64_t microbatches) {
   auto fault = layers_.options().fault;
   if (fault == Fault::UpdatePerMicrobatch) {
-    auto totals = reduced_counts();
+    auto totals = read_back(reduced_counts());
     move_biases(totals);
     totals_ = totals_.defined() ? totals_ + totals : totals;
   }
@@ -90,7 +91,27 @@ void Balance::begin_evaluation() {
 }
 
 StepBalance Balance::end_step(bool update) {
-  auto totals = reduced_counts();
+  auto numbers = read_back(step_numbers());
+  return end_step(update, std::span(numbers.const_data_ptr<double>(), numbers.numel()));
+}
+
+at::Tensor Balance::step_numbers() {
+  std::vector<at::Tensor> numbers{reduced_counts().to(at::kDouble).view({-1})};
+  for (auto* layer : layers_.list()) numbers.push_back(layer->router().tally_numbers().to(numbers.front().device()));
+  return at::cat(numbers);
+}
+
+// Counts are below 2^53: fp64 holds them.
+at::Tensor Balance::counts_of(std::span<const double> numbers) const {
+  auto layers = static_cast<std::int64_t>(layers_.list().size());
+  auto counts = at::empty({layers, layers_.options().n_routed_experts}, at::kLong);
+  std::copy_n(numbers.begin(), counts.numel(), counts.mutable_data_ptr<std::int64_t>());
+  return counts;
+}
+
+StepBalance Balance::end_step(bool update, std::span<const double> numbers) {
+  auto totals = counts_of(numbers);
+  auto tallies = numbers.subspan(totals.numel());
   // The step is skipped when a bias is not finite: then none of them moves.
   if (update && biases_finite()) move_biases(totals);
   if (totals_.defined()) totals += std::exchange(totals_, {});
@@ -100,11 +121,11 @@ StepBalance Balance::end_step(bool update) {
   auto* sum = sums.mutable_data_ptr<double>();
   auto* gap = gaps.mutable_data_ptr<double>();
   for (std::int64_t i = 0; i < layers; ++i) {
-    auto& tally = layers_.list()[i]->router().tally();
-    sum[0] += tally.aux_loss;
-    sum[1] += tally.z_loss;
-    sum[2 + i] = static_cast<double>(tally.dropped);
-    gap[i] = -tally.min_gap;
+    auto tally = tallies.subspan(i * tallies.size() / layers);  // Router::tally_numbers()
+    sum[0] += tally[1];
+    sum[1] += tally[2];
+    sum[2 + i] = tally[0];
+    gap[i] = -tally[3];
   }
   world_.control().all_reduce(sums, ReduceOp::Sum, {"balance", true}).wait();
   world_.control().all_reduce(gaps, ReduceOp::Max, {"balance", true}).wait();
@@ -129,12 +150,15 @@ at::Tensor Balance::reduced_counts() {
   auto& axis = fault == Fault::NoOuterReduce ? inner_axis_ : world_axis_;
   auto stacked = at::stack(counts).to(world_.device(), dtype);
   axis.all_reduce(stacked, ReduceOp::Sum, {"expert counts", false}).wait();
-  return stacked.to(at::kCPU, at::kLong);
+  return stacked.to(at::kLong);
 }
 
 bool Balance::biases_finite() const {
-  return std::ranges::all_of(layers_.list(),
-                             [](MoeLayer* layer) { return at::isfinite(layer->router().bias()).all().item<bool>(); });
+  return std::ranges::all_of(layers_.list(), [](MoeLayer* layer) {
+    auto bias = layer->router().bias().to(at::kFloat);
+    return std::ranges::all_of(std::span(bias.const_data_ptr<float>(), bias.numel()),
+                               [](float b) { return std::isfinite(b); });
+  });
 }
 
 void Balance::move_biases(const at::Tensor& totals) {

@@ -3,6 +3,7 @@
 // follows from them (auxiliary-loss-free balancing, Wang et al. 2024), and what a user should know of it. DESIGN.md
 // sections 4 and 7.
 
+#include <span>
 #include <string>
 #include <vector>
 
@@ -48,12 +49,19 @@ class Balance {
   /// optimizer step is skipped) none does. Counts are zero afterwards. A layer whose router is frozen keeps its bias.
   StepBalance end_step(bool update);
 
+  /// The same in two parts, for whoever reads all of a step's numbers together. Collective over world (the all-reduce),
+  /// without a wait for the device: fp64 1-D on the world's device.
+  at::Tensor step_numbers();
+  /// Collective over world (control). `numbers`: what step_numbers() gave, read.
+  StepBalance end_step(bool update, std::span<const double> numbers);
+
   /// Collective over world (control). All ranks hold bitwise the same bias: throws ReplicaError on every rank naming
   /// the layers and ranks that differ from rank 0.
   void check_replicas();
 
  private:
   at::Tensor reduced_counts();
+  at::Tensor counts_of(std::span<const double> numbers) const;
   bool biases_finite() const;
   void move_biases(const at::Tensor& totals);
 

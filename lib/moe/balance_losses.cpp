@@ -13,6 +13,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "moe/selection.h"
 
 namespace meshard {
@@ -36,7 +37,7 @@ at::Tensor probabilities_of(const at::Tensor& scores, const MoeOptions& options)
 /// [sequences, experts]: pairs of each sequence's tokens with their K largest unbiased, ungrouped scores.
 at::Tensor ungrouped_loads(const at::Tensor& scores, std::int64_t sequences, std::int64_t seq_len, MoeOptions options) {
   options.n_group = options.topk_group = 1;
-  auto select = scores.is_cpu() ? select_experts_cpu : select_experts_aten;
+  auto select = on_device_path(scores) ? select_experts_aten : select_experts_cpu;
   auto ids = select(scores.detach(), {}, options).ids.view({sequences, seq_len * options.num_experts_per_tok});
   auto one = at::ones({}, scores.options()).expand(ids.sizes());
   return at::zeros({sequences, options.n_routed_experts}, scores.options()).scatter_add_(1, ids, one);

@@ -21,7 +21,14 @@ class Experts : public Module {
   /// Local (sharded: as collective as the hooks are). rows [n, hidden_size], grouped by local expert, `expert_rows` of
   /// each (they sum to n; zero is legal, and gives zero gradients) -> the same shape. Differentiable; keeps rows, gate
   /// and up for backward.
-  at::Tensor compute(const at::Tensor& rows, const std::vector<std::int64_t>& expert_rows);
+  ///
+  /// With `expert_ends` (int32 [local], on rows' device, DispatchPlan) and grouped_products(rows) `expert_rows` is not
+  /// looked at; rows beyond the last end are nobody's.
+  at::Tensor compute(const at::Tensor& rows, const std::vector<std::int64_t>& expert_rows,
+                     const at::Tensor& expert_ends = {});
+
+  /// Local. Whether the products of all experts are one call each, which needs only expert_ends.
+  bool grouped_products(const at::Tensor& rows) const;
 
  protected:
   /// LogicError: rows without their grouping mean nothing; use compute().

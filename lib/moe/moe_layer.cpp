@@ -25,10 +25,15 @@ MoeLayer::MoeLayer(const MoeOptions& options, int layer, int index, const Expert
 at::Tensor MoeLayer::forward(const at::Tensor& input) {
   auto x = input.reshape({-1, input.size(-1)});
   auto routing = gate_.route(x, input.size(1));
-  auto plan = plan_dispatch(routing.ids, n_routed_experts_, parallel_, x.device());
-  auto rows = experts_.compute(dispatch(x, plan), plan->expert_rows);
+  at::Tensor shared;
+  auto compute_shared = [&] {
+    if (shared_experts_ && !shared.defined()) shared = (*shared_experts_)(input);
+  };
+  auto plan = plan_dispatch(routing.ids, n_routed_experts_, parallel_, experts_.grouped_products(x), compute_shared);
+  auto rows = experts_.compute(dispatch(x, plan), plan->expert_rows, plan->expert_ends);
   auto routed = combine(rows, routing.weights, plan).view(input.sizes());
-  return shared_experts_ ? routed + (*shared_experts_)(input) : routed;
+  compute_shared();
+  return shared.defined() ? routed + shared : routed;
 }
 
 MoeLayers::MoeLayers(const MoeOptions& options, std::int64_t first_k_dense_replace, const ExpertParallel& parallel)

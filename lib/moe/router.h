@@ -10,7 +10,7 @@
 namespace meshard {
 
 struct Routing {
-  at::Tensor ids;      ///< [tokens, K] int64, on the host; kDroppedPair where a pair is dropped
+  at::Tensor ids;      ///< [tokens, K] int64, where x is; kDroppedPair where a pair is dropped
   at::Tensor weights;  ///< [tokens, K] fp32, differentiable
 };
 
@@ -27,7 +27,8 @@ class Router : public Module {
  public:
   /// Local. Parameter "weight" [experts, hidden_size] ~ Normal(initializer_range); persistent fp32 buffer
   /// "e_score_correction_bias" [experts] = bias_initial, never cast, real and on the host even in a model on meta;
-  /// non-persistent int64 buffer "tokens_per_expert" [experts] = 0. `layer`: index among the model's MoE layers.
+  /// non-persistent int64 buffer "tokens_per_expert" [experts] = 0, which moves to where tokens are routed.
+  /// `layer`: index among the model's MoE layers.
   /// `options` and `pass` must outlive this.
   Router(const MoeOptions& options, int layer, const MoePass& pass, const at::TensorOptions& tensor_options);
 
@@ -40,7 +41,10 @@ class Router : public Module {
   /// Shared with the buffer: writes change what the next forward uses.
   at::Tensor bias() { return bias_buffer().tensor; }
   at::Tensor counts() { return counts_; }
-  const RouterTally& tally() const { return tally_; }
+  /// Local. The tally as fp64 [4]: pairs dropped, aux_loss, z_loss, min_gap, where the last forward was.
+  at::Tensor tally_numbers() const { return tally_; }
+  /// Local. The same, read: a host wait where it is on a device.
+  RouterTally tally() const;
   bool frozen() const { return !weight_.slot().requires_grad; }
   /// Local. Counts and tally to zero.
   void clear();
@@ -58,13 +62,15 @@ class Router : public Module {
   at::Tensor with_losses(const at::Tensor& weights, const at::Tensor& logits, const at::Tensor& chosen,
                          std::int64_t seq_len);
   void count(const at::Tensor& ids);
+  void add_to_tally(int number, const at::Tensor& value);
+  void follow(at::Device device);
 
   const MoeOptions& options_;
   int layer_;
   const MoePass& pass_;
   Parameter weight_;
   at::Tensor counts_;
-  RouterTally tally_;
+  at::Tensor tally_;
 };
 
 }  // namespace meshard

@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "nn/device/launch.h"
 #include "nn/kernel_dispatch.h"
 #include "nn/simd.h"
 
@@ -82,6 +83,7 @@ at::Tensor gather_rows_cpu(const at::Tensor& x, const at::Tensor& index) {
 }
 
 at::Tensor gather_rows_aten(const at::Tensor& x, const at::Tensor& index) {
+  if (has_kernels(x)) return gather_rows_device(x, index);
   return at::index_select(x, 0, index);
 }
 
@@ -103,6 +105,7 @@ at::Tensor sum_rows_cpu(const at::Tensor& rows, const at::Tensor& row_of, const 
 }
 
 at::Tensor sum_rows_aten(const at::Tensor& rows, const at::Tensor& row_of, const at::Tensor& weights) {
+  if (has_kernels(rows)) return sum_rows_device(rows, row_of, weights);
   auto sum = at::zeros({row_of.size(0), rows.size(1)}, rows.options().dtype(at::kFloat));
   for (std::int64_t k = 0; k < row_of.size(1) && rows.size(0) > 0; ++k) {
     const PairColumn pairs(row_of, k);
@@ -137,6 +140,10 @@ SumRowsBackward sum_rows_backward_cpu(const at::Tensor& grad, const at::Tensor& 
 
 SumRowsBackward sum_rows_backward_aten(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& row_of,
                                        const at::Tensor& weights) {
+  if (has_kernels(rows)) {
+    auto [grad_rows, grad_weights] = sum_rows_backward_device(grad, rows, row_of, weights);
+    return {grad_rows, grad_weights};
+  }
   SumRowsBackward out{at::empty_like(rows), at::zeros(weights.sizes(), weights.options())};
   if (rows.size(0) == 0) return out;
   auto pair_of = pairs_of_rows(row_of, rows.size(0));

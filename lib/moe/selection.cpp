@@ -3,11 +3,20 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/any.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bitwise_left_shift.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/isnan.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/topk.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -43,8 +52,14 @@ at::Tensor order_keys(const at::Tensor& x) {
   return at::where(bits.lt(0), bits.bitwise_xor(kNanKey), bits).masked_fill(at::isnan(x), kNanKey);
 }
 
-at::Tensor descending_order(const at::Tensor& keys) {
-  return std::get<1>(at::sort(keys, /*stable=*/true, /*dim=*/-1, /*descending=*/true));
+/// The indices of the `count` largest keys of each row, falling, of equal keys the lower index first: by keys that are
+/// unique, for a partial sort that keeps no order of equals.
+at::Tensor largest(const at::Tensor& keys, std::int64_t count) {
+  constexpr std::int64_t kIndexMask = 0xffffffff;
+  auto index = at::arange(keys.size(-1), keys.options().dtype(at::kLong));
+  auto unique = at::bitwise_left_shift(keys.to(at::kLong), 32) + (kIndexMask - index);
+  auto top = std::get<0>(at::topk(unique, count, -1, /*largest=*/true, /*sorted=*/true));
+  return kIndexMask - top.bitwise_and(kIndexMask);
 }
 
 std::int64_t candidates_of(const MoeOptions& options) {
@@ -133,10 +148,10 @@ class TokenChooser {
 at::Tensor mask_groups_aten(const at::Tensor& keys, const at::Tensor& biased, const MoeOptions& options) {
   auto tokens = keys.size(0), groups = options.n_group, size = options.n_routed_experts / groups;
   auto grouped = keys.view({tokens, groups, size});
-  auto first_two = descending_order(grouped).narrow(2, 0, 2);
+  auto first_two = largest(grouped, 2);
   auto group_scores = at::sum(at::gather(biased.view({tokens, groups, size}), 2, first_two), 2);
   auto masked = at::empty({tokens, groups}, keys.options().dtype(at::kBool)).fill_(true);
-  masked.scatter_(1, descending_order(order_keys(group_scores)).narrow(1, 0, options.topk_group), false);
+  masked.scatter_(1, largest(order_keys(group_scores), options.topk_group), false);
   return grouped.masked_fill(masked.unsqueeze(2), kMaskedKey).view({tokens, groups * size});
 }
 
@@ -156,7 +171,7 @@ Selection select_experts_cpu(const at::Tensor& scores, const at::Tensor& bias, c
     return gap;
   };
   auto smaller = [](float a, float b) { return std::min(a, b); };
-  return {ids, at::parallel_reduce(0, tokens, grain, kNoGap, some, smaller)};
+  return {ids, at::scalar_tensor(at::parallel_reduce(0, tokens, grain, kNoGap, some, smaller), at::kFloat)};
 }
 
 Selection select_experts_aten(const at::Tensor& scores, const at::Tensor& bias, const MoeOptions& options) {
@@ -164,13 +179,14 @@ Selection select_experts_aten(const at::Tensor& scores, const at::Tensor& bias, 
   auto biased = (bias.defined() ? scores + bias : scores).contiguous();
   auto keys = order_keys(biased);
   if (options.n_group > 1) keys = mask_groups_aten(keys, biased, options);
-  auto order = descending_order(keys);
-  Selection result{order.narrow(1, 0, chosen).contiguous(), kNoGap};
-  if (chosen == candidates_of(options) || scores.size(0) == 0) return result;
+  const bool no_choice = chosen == candidates_of(options) || scores.size(0) == 0;
+  auto order = largest(keys, no_choice ? chosen : chosen + 1);
+  Selection result{order.narrow(1, 0, chosen).contiguous(), at::full({}, kNoGap, scores.options())};
+  if (no_choice) return result;
   auto ends = at::gather(biased, 1, order.narrow(1, chosen - 1, 2));
   auto last = ends.select(1, 0), next = ends.select(1, 1);
   auto gaps = at::where(last.eq(next), 0.0, last - next).masked_fill(at::any(at::isnan(biased), 1), kNoGap);
-  result.min_gap = gaps.min().item<float>();
+  result.gap = gaps.min();
   return result;
 }
 
@@ -199,6 +215,29 @@ std::int64_t drop_over_capacity(at::Tensor& ids, const at::Tensor& weights, std:
     }
   }
   return dropped;
+}
+
+at::Tensor pairs_of_experts(const at::Tensor& ids, std::int64_t experts) {
+  auto pairs = ids.reshape({-1});
+  auto counts = at::zeros({experts + 1}, ids.options());  // dropped pairs are counted last
+  counts.scatter_add_(0, at::where(pairs.lt(0), experts, pairs), at::ones_like(pairs));
+  return counts.narrow(0, 0, experts);
+}
+
+at::Tensor drop_over_capacity_aten(at::Tensor& ids, const at::Tensor& weights, std::int64_t experts,
+                                   std::int64_t capacity) {
+  auto pairs = ids.view({-1});
+  auto expert = at::where(pairs.lt(0), experts, pairs);
+  // By falling weight, then, keeping that order, by expert.
+  auto keys = order_keys(weights.detach().reshape({-1}));
+  auto by_weight = std::get<1>(at::sort(keys, /*stable=*/true, /*dim=*/0, /*descending=*/true));
+  auto [sorted, by_expert] = at::sort(expert.index_select(0, by_weight), /*stable=*/true, 0, /*descending=*/false);
+  auto order = by_weight.index_select(0, by_expert);
+  auto counts = pairs_of_experts(ids, experts);
+  auto first = at::cat({counts.cumsum(0) - counts, at::full({1}, pairs.numel(), ids.options())});
+  auto over = (at::arange(pairs.numel(), ids.options()) - first.index_select(0, sorted)).ge(capacity);
+  pairs.scatter_(0, order, at::where(over, kDroppedPair, pairs.index_select(0, order)));
+  return over.sum();
 }
 
 }  // namespace meshard

@@ -1,9 +1,12 @@
 #include "nn/attention.h"
 
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/scaled_dot_product_attention.h>
 
+#include "module/device_path.h"
 #include "nn/attention_cpu.h"
+#include "nn/device/launch.h"
 #include "nn/gradients.h"
 
 namespace meshard {
@@ -65,6 +68,28 @@ struct RotaryAttentionFunction : torch::autograd::Function<RotaryAttentionFuncti
   }
 };
 
+// In place: the projection, or the norm, that made x keeps nothing of it, and attention keeps it turned.
+struct RotateFunction : torch::autograd::Function<RotateFunction> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& cos,
+                            const at::Tensor& sin) {
+    context->save_for_backward({cos, sin});
+    auto turned = x.detach();
+    rotate_device(turned, turned, cos, sin, kernels::Pairing::Halves, 1.0f);
+    return turned;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list grads) {
+    auto saved = context->get_saved_variables();
+    auto grad = grads[0].contiguous(), turned = at::empty_like(grad);
+    rotate_device(grad, turned, saved[0], saved[1], kernels::Pairing::Halves, -1.0f);
+    return {turned, at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor rotate_on_device(const at::Tensor& x, const RotaryTable::Slice& table) {
+  return has_kernels(x) ? RotateFunction::apply(x.contiguous(), table.cos, table.sin) : rotate(x, table);
+}
+
 }  // namespace
 
 Attention::Attention(const DecoderOptions& options, const RotaryTable& table, const at::TensorOptions& tensor_options)
@@ -105,13 +130,13 @@ at::Tensor Attention::forward(const at::Tensor& input) {
 
 at::Tensor rotary_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const RotaryTable::Slice& table) {
-  if (!q.is_cpu()) return rotary_attention_aten(q, k, v, table);
+  if (on_device_path(q)) return rotary_attention_aten(q, k, v, table);
   return RotaryAttentionFunction::apply(q.contiguous(), k.contiguous(), v.contiguous(), table.cos, table.sin);
 }
 
 at::Tensor rotary_attention_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                  const RotaryTable::Slice& table) {
-  auto turned_q = rotate(q, table).transpose(1, 2), turned_k = rotate(k, table).transpose(1, 2);
+  auto turned_q = rotate_on_device(q, table).transpose(1, 2), turned_k = rotate_on_device(k, table).transpose(1, 2);
   return at::scaled_dot_product_attention(turned_q, turned_k, v.transpose(1, 2), std::nullopt, 0.0, /*is_causal=*/true,
                                           std::nullopt, /*enable_gqa=*/true)
       .transpose(1, 2)

@@ -33,7 +33,7 @@ class Attention : public Module {
 
 /// Local. Turns q [batch, seq, heads, head_dim] and k [batch, seq, kv_heads, head_dim] by the table, then causal
 /// attention over v with scale head_dim^-0.5: [batch, seq, heads, head_dim]. Differentiable. Fused on the CPU, ATen
-/// elsewhere.
+/// elsewhere: there q and k may be turned in place, so that the caller must own them alone.
 at::Tensor rotary_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const RotaryTable::Slice& table);
 at::Tensor rotary_attention_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "nn/gradients.h"
 
 namespace meshard {
@@ -20,8 +21,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor slice_losses(at::Tensor& logits, const at::Tensor& targets, double grad_scale) {
-  return logits.is_cpu() ? cross_entropy_rows_cpu(logits, targets, grad_scale)
-                         : cross_entropy_rows_aten(logits, targets, grad_scale);
+  auto kernel = on_device_path(logits) ? cross_entropy_rows_aten : cross_entropy_rows_cpu;
+  return kernel(logits, targets, grad_scale);
 }
 
 at::Tensor logits_of(const at::Tensor& hidden, const at::Tensor& head) {
@@ -52,7 +53,7 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
     auto saved = context->get_saved_variables();
     auto &hidden = saved[0], &head = saved[1];
     auto tokens = hidden.size(0), slice = logit_slice_rows(head.size(0));
-    const bool by_one = grads[0].is_cpu() && grads[0].item<float>() == 1.0f;
+    const bool by_one = !on_device_path(grads[0]) && grads[0].item<float>() == 1.0f;
     auto grad_hidden = context->needs_input_grad(0) ? at::empty_like(hidden) : at::Tensor();
     at::Tensor grad_head;
     for (std::int64_t begin = 0; begin < tokens; begin += slice) {
@@ -80,6 +81,8 @@ struct HeadLossFunction : torch::autograd::Function<HeadLossFunction> {
   }
 };
 
+}  // namespace
+
 void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
   if (!targets.is_cpu()) return;
   auto* first = targets.const_data_ptr<std::int64_t>();
@@ -92,8 +95,6 @@ void check_targets(const at::Tensor& targets, std::int64_t vocab_size) {
                     *bad, bad - first, vocab_size, kIgnoredTarget));
   }
 }
-
-}  // namespace
 
 std::int64_t logit_slice_rows(std::int64_t vocab_size) {
   return std::clamp<std::int64_t>((std::int64_t{1} << 24) / vocab_size, 256, 2048);

@@ -18,6 +18,10 @@ constexpr std::int64_t kIgnoredTarget = -100;
 at::Tensor linear_cross_entropy(const at::Tensor& hidden, const Parameter& head, const at::Tensor& targets,
                                 double scale);
 
+/// Local. ArgumentError, with the target, if one is neither in the vocabulary nor ignored. targets int64 on the CPU;
+/// others are not looked at: who uploads them checks them before.
+void check_targets(const at::Tensor& targets, std::int64_t vocab_size);
+
 /// Local. Rows of a slice: 256 to 2048, about 64 MiB of fp32 logits.
 std::int64_t logit_slice_rows(std::int64_t vocab_size);
 

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "module/device_path.h"
 #include "nn/gradients.h"
 #include "nn/kernel_dispatch.h"
 #include "nn/simd.h"
@@ -31,24 +32,12 @@ struct EmbeddingFunction : torch::autograd::Function<EmbeddingFunction> {
   static variable_list backward(AutogradContext* context, variable_list grads) {
     auto ids = context->get_saved_variables()[0].reshape(-1).contiguous();
     auto grad = as_matrix(grads[0]);
-    auto kernel = grad.is_cpu() ? embedding_backward_cpu : embedding_backward_aten;
+    auto kernel = on_device_path(grad) ? embedding_backward_aten : embedding_backward_cpu;
     auto gradient = parameter_gradient(remembered(context)[0], grad.options(),
                                        [&](at::Tensor& target, int beta) { kernel(grad, ids, target, beta); });
     return {gradient, at::Tensor(), at::Tensor()};
   }
 };
-
-void check_ids(const at::Tensor& ids, std::int64_t vocab_size) {
-  if (!ids.is_cpu()) return;
-  auto flat = ids.contiguous();
-  auto* id = flat.const_data_ptr<std::int64_t>();
-  auto* end = id + flat.numel();
-  auto* bad = std::find_if(id, end, [&](std::int64_t x) { return x < 0 || x >= vocab_size; });
-  if (bad != end) {
-    throw ArgumentError(fmt::format("token {} at position {} of the batch is outside the vocabulary of {}", *bad,
-                                    bad - id, vocab_size));
-  }
-}
 
 /// Tokens in the order of their ids; tokens of one id in their own order.
 std::vector<std::int64_t> tokens_by_id(const std::int64_t* ids, std::int64_t tokens) {
@@ -73,8 +62,20 @@ Embedding::Embedding(std::int64_t vocab_size, std::int64_t hidden_size, double s
   weight_ = add_parameter("weight", {vocab_size, hidden_size}, options, Init::normal(std), /*decay=*/false);
 }
 
+void check_token_ids(const at::Tensor& ids, std::int64_t vocab_size) {
+  if (!ids.is_cpu()) return;
+  auto flat = ids.contiguous();
+  auto* id = flat.const_data_ptr<std::int64_t>();
+  auto* end = id + flat.numel();
+  auto* bad = std::find_if(id, end, [&](std::int64_t x) { return x < 0 || x >= vocab_size; });
+  if (bad != end) {
+    throw ArgumentError(fmt::format("token {} at position {} of the batch is outside the vocabulary of {}", *bad,
+                                    bad - id, vocab_size));
+  }
+}
+
 at::Tensor Embedding::forward(const at::Tensor& ids) {
-  check_ids(ids, weight_.slot().shape[0]);
+  check_token_ids(ids, weight_.slot().shape[0]);
   return EmbeddingFunction::apply(weight_.tensor(), ids, weight_);
 }
 
@@ -101,7 +102,8 @@ void embedding_backward_cpu(const at::Tensor& grad, const at::Tensor& ids, at::T
 }
 
 void embedding_backward_aten(const at::Tensor& grad, const at::Tensor& ids, at::Tensor& target, int beta) {
-  auto sum = at::embedding_dense_backward(grad, ids, target.size(0), /*padding_idx=*/-1, false);
+  auto sum =
+      at::embedding_dense_backward(grad.to(target.scalar_type()), ids, target.size(0), /*padding_idx=*/-1, false);
   beta == 0 ? target.copy_(sum) : target.add_(sum);
 }
 

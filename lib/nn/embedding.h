@@ -23,6 +23,10 @@ class Embedding : public Module {
   Parameter weight_;
 };
 
+/// Local. ArgumentError, with the id, for a token outside the vocabulary. ids int64 on the CPU; others are not looked
+/// at: who uploads them checks them before.
+void check_token_ids(const at::Tensor& ids, std::int64_t vocab_size);
+
 /// Local. Gradient of the table: target [vocab, hidden] = beta * target + for each token, grad [tokens, hidden] added
 /// to row ids[token]. Sums of a row are made in fp32 in the order of the tokens: independent of the thread count.
 void embedding_backward_cpu(const at::Tensor& grad, const at::Tensor& ids, at::Tensor& target, int beta);

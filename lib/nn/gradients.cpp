@@ -1,9 +1,12 @@
 #include "nn/gradients.h"
 
 #include <ATen/core/ivalue.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
+
+#include "module/device_path.h"
 
 namespace meshard {
 
@@ -32,24 +35,30 @@ at::Tensor parameter_gradient(const Parameter& parameter, const at::TensorOption
                               const std::function<void(at::Tensor& target, int beta)>& write) {
   auto& slot = parameter.slot();
   if (accumulate_into_sink(slot, slot.dtype, write)) return {};
+  if (on_device_path(options.device()) && accumulate_into_sink(slot, at::kFloat, write)) return {};
   auto gradient = at::empty(slot.shape, options.dtype(slot.dtype));
   write(gradient, 0);
   return gradient;
 }
 
+void write_product(at::Tensor& target, int beta, const at::Tensor& a, const at::Tensor& b) {
+  if (target.scalar_type() == a.scalar_type()) {
+    beta == 0 ? at::mm_out(target, a, b) : target.addmm_(a, b);
+  } else if (a.is_cuda()) {
+    at::addmm_out(target, target, a, b, target.scalar_type(), /*beta=*/beta);
+  } else {
+    target.addmm_(a.to(target.scalar_type()), b.to(target.scalar_type()), /*beta=*/beta);
+  }
+}
+
 at::Tensor weight_gradient(const Parameter& weight, const at::Tensor& grad_output, const at::Tensor& x) {
-  return parameter_gradient(weight, grad_output.options(), [&](at::Tensor& target, int beta) {
-    if (beta == 0) {
-      at::mm_out(target, grad_output.t(), x);
-    } else {
-      target.addmm_(grad_output.t(), x);
-    }
-  });
+  return parameter_gradient(weight, grad_output.options(),
+                            [&](at::Tensor& target, int beta) { write_product(target, beta, grad_output.t(), x); });
 }
 
 at::Tensor bias_gradient(const Parameter& bias, const at::Tensor& grad_output) {
   return parameter_gradient(bias, grad_output.options(), [&](at::Tensor& target, int beta) {
-    auto sum = at::sum(grad_output, 0);
+    auto sum = at::sum(grad_output, 0, /*keepdim=*/false, target.scalar_type());
     beta == 0 ? target.copy_(sum) : target.add_(sum);
   });
 }

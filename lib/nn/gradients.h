@@ -21,9 +21,13 @@ const std::vector<Parameter>& remembered(torch::autograd::AutogradContext* conte
 
 /// Local. The gradient that `write(target, beta)` computes (target = value + beta * target; beta 0 or 1, the target's
 /// old content is garbage if 0): written into the parameter's sink, then the result is undefined; or returned as a
-/// fresh tensor of the parameter's shape and dtype.
+/// fresh tensor of the parameter's shape and dtype. On the path of devices also into a sink of fp32 for a bf16
+/// parameter: without a rounding between.
 at::Tensor parameter_gradient(const Parameter& parameter, const at::TensorOptions& options,
                               const std::function<void(at::Tensor& target, int beta)>& write);
+
+/// Local. target = a b + beta * target; a and b may be bf16 where target is fp32.
+void write_product(at::Tensor& target, int beta, const at::Tensor& a, const at::Tensor& b);
 
 /// Local. Gradient of W [out, in] in y = x W^T, from grad_output [rows, out] and x [rows, in].
 at::Tensor weight_gradient(const Parameter& weight, const at::Tensor& grad_output, const at::Tensor& x);

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/mm.h>
 
+#include "module/device_path.h"
 #include "nn/gradients.h"
 #include "nn/swiglu.h"
 
@@ -22,7 +23,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     context->save_for_backward({rows, gate, up, gate_weight, up_weight, down_weight});
     context->saved_data["shape"] = x.sizes();
     remember(context, parameters);
-    auto product = x.is_cpu() ? swiglu_forward_cpu(gate, up) : swiglu_forward_aten(gate, up);
+    auto product = on_device_path(x) ? swiglu_forward_aten(gate, up) : swiglu_forward_cpu(gate, up);
     return at::mm(product, down_weight.t()).view(x.sizes());
   }
 
@@ -31,7 +32,7 @@ struct MlpFunction : torch::autograd::Function<MlpFunction> {
     auto& x = saved[0];
     auto& parameters = remembered(context);
     auto grad = as_matrix(grads[0]);
-    auto kernel = grad.is_cpu() ? swiglu_backward_cpu : swiglu_backward_aten;
+    auto kernel = on_device_path(grad) ? swiglu_backward_aten : swiglu_backward_cpu;
     auto inner = kernel(at::mm(grad, saved[5]), saved[1], saved[2]);
     variable_list result(5);
     if (context->needs_input_grad(3)) result[3] = weight_gradient(parameters[2], grad, inner.product);

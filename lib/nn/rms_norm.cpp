@@ -1,5 +1,6 @@
 #include "nn/rms_norm.h"
 
+#include "module/device_path.h"
 #include "nn/gradients.h"
 
 namespace meshard {
@@ -12,7 +13,7 @@ using torch::autograd::variable_list;
 struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
   static variable_list forward(AutogradContext* context, const at::Tensor& x, const at::Tensor& weight,
                                const std::optional<at::Tensor>& addend, const Parameter& parameter, double eps) {
-    auto kernel = x.is_cpu() ? rms_norm_forward_cpu : rms_norm_forward_aten;
+    auto kernel = on_device_path(x) ? rms_norm_forward_aten : rms_norm_forward_cpu;
     auto out = kernel(as_matrix(x), addend ? as_matrix(*addend) : at::Tensor(), weight, eps);
     auto sum = addend ? out.sum.view(x.sizes()) : x;
     context->save_for_backward({sum, weight, out.rstd});
@@ -29,7 +30,7 @@ struct AddNormFunction : torch::autograd::Function<AddNormFunction> {
     if (!grads[1].defined()) {
       result[0] = grad_sum;
     } else {
-      auto kernel = grads[1].is_cpu() ? rms_norm_backward_cpu : rms_norm_backward_aten;
+      auto kernel = on_device_path(grads[1]) ? rms_norm_backward_aten : rms_norm_backward_cpu;
       auto out = kernel(as_matrix(grads[1]), grad_sum.defined() ? as_matrix(grad_sum) : grad_sum, as_matrix(saved[0]),
                         saved[2], saved[1]);
       result[0] = out.grad_x.view(saved[0].sizes());

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/device/launch.h"
 #include "nn/kernel_dispatch.h"
 #include "nn/rms_norm.h"
 #include "nn/simd.h"
@@ -94,6 +95,7 @@ RmsNormForward rms_norm_forward_cpu(const at::Tensor& x, const at::Tensor& adden
 
 RmsNormForward rms_norm_forward_aten(const at::Tensor& x, const at::Tensor& addend, const at::Tensor& weight,
                                      double eps) {
+  if (has_kernels(x)) return rms_norm_forward_device(x, addend, weight, eps);
   RmsNormForward out;
   if (addend.defined()) out.sum = x + addend;
   auto wide = (addend.defined() ? out.sum : x).to(at::kFloat);
@@ -130,6 +132,7 @@ RmsNormBackward rms_norm_backward_cpu(const at::Tensor& grad_normed, const at::T
 
 RmsNormBackward rms_norm_backward_aten(const at::Tensor& grad_normed, const at::Tensor& grad_sum, const at::Tensor& sum,
                                        const at::Tensor& rstd, const at::Tensor& weight) {
+  if (has_kernels(sum)) return rms_norm_backward_device(grad_normed, grad_sum, sum, rstd, weight);
   auto scale = rstd.unsqueeze(-1);
   auto xhat = sum.to(at::kFloat) * scale;
   auto grad = grad_normed.to(at::kFloat);

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "nn/device/launch.h"
 #include "nn/kernel_dispatch.h"
 #include "nn/simd.h"
 
@@ -68,6 +69,7 @@ at::Tensor swiglu_forward_cpu(const at::Tensor& gate, const at::Tensor& up) {
 }
 
 at::Tensor swiglu_forward_aten(const at::Tensor& gate, const at::Tensor& up) {
+  if (has_kernels(gate)) return swiglu_forward_device(gate, up);
   return at::silu(gate) * up;
 }
 
@@ -87,6 +89,7 @@ SwigluBackward swiglu_backward_cpu(const at::Tensor& grad_product, const at::Ten
 }
 
 SwigluBackward swiglu_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate, const at::Tensor& up) {
+  if (has_kernels(gate)) return swiglu_backward_device(grad_product, gate, up);
   auto g = gate.to(at::kFloat), u = up.to(at::kFloat), grad = grad_product.to(at::kFloat);
   auto s = at::sigmoid(g);
   auto silu = at::silu(gate);
@@ -111,6 +114,7 @@ at::Tensor swiglu_rows_forward_cpu(const at::Tensor& gate_up) {
 }
 
 at::Tensor swiglu_rows_forward_aten(const at::Tensor& gate_up) {
+  if (has_kernels(gate_up)) return swiglu_rows_forward_device(gate_up);
   auto halves = gate_up.chunk(2, 1);
   return swiglu_forward_aten(halves[0], halves[1]);
 }
@@ -134,6 +138,7 @@ SwigluRowsBackward swiglu_rows_backward_cpu(const at::Tensor& grad_product, cons
 }
 
 SwigluRowsBackward swiglu_rows_backward_aten(const at::Tensor& grad_product, const at::Tensor& gate_up) {
+  if (has_kernels(gate_up)) return swiglu_rows_backward_device(grad_product, gate_up);
   auto halves = gate_up.chunk(2, 1);
   auto out = swiglu_backward_aten(grad_product, halves[0], halves[1]);
   return {out.product, at::cat({out.grad_gate, out.grad_up}, 1)};

@@ -21,7 +21,7 @@ std::vector<NamedState> AdamW::state() const {
   return all;
 }
 
-void AdamW::update(const FlatShard& shard, double lr) {
+void AdamW::update(const FlatShard& shard, const StepArguments& arguments) {
   auto& moments = moments_.at(shard.name);
   // The kernel takes the step as a float tensor for each piece, and only reads it: one serves all.
   auto step = at::full({}, static_cast<double>(steps()), shard.weight.options().dtype(at::kFloat));
@@ -29,8 +29,9 @@ void AdamW::update(const FlatShard& shard, double lr) {
               [&](bool decay, const Columns& columns) {
                 std::vector<at::Tensor> step_of_piece(columns[0].size(), step);
                 at::_fused_adamw_(columns[1], columns[0], columns[2], columns[3], /*max_exp_avg_sqs=*/{}, step_of_piece,
-                                  lr, options_.beta1, options_.beta2, decay ? options_.weight_decay : 0.0, options_.eps,
-                                  /*amsgrad=*/false, /*maximize=*/false);
+                                  arguments.lr, options_.beta1, options_.beta2, decay ? options_.weight_decay : 0.0,
+                                  options_.eps,
+                                  /*amsgrad=*/false, /*maximize=*/false, arguments.divisor(shard));
               });
 }
 

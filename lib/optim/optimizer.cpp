@@ -1,6 +1,7 @@
 #include "optim/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
 #include <fmt/format.h>
 
 #include <set>
@@ -40,12 +41,17 @@ void check_grad(const FlatShard& shard) {
 }
 }  // namespace
 
-void Optimizer::step(std::span<const FlatShard> shards, double lr) {
+void Optimizer::step(std::span<const FlatShard> shards, double lr, double grad_scale) {
   for (auto& shard : shards) check_grad(shard);
   allocate(shards);
   ++steps_;
   at::NoGradGuard no_grad;
-  for (auto& shard : shards) update(shard, lr);
+  for (auto& shard : shards) update(shard, {lr, grad_scale});
+}
+
+std::optional<at::Tensor> Optimizer::StepArguments::divisor(const FlatShard& shard) const {
+  if (grad_scale == 1.0) return std::nullopt;
+  return at::full({}, 1.0 / grad_scale, shard.weight.options().dtype(at::kFloat));
 }
 
 void Optimizer::allocate(std::span<const FlatShard> shards) {

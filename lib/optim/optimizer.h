@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,7 +34,10 @@ class Optimizer {
   /// Checked before anything is written, naming the shard. LogicError: an undefined gradient (the step has had no
   /// backward), two shards of one name, a shard that was not there in the first step. ShapeError: weight and gradient
   /// that are not contiguous, 1-D, floating and of equal size and dtype, or a run outside the shard.
-  void step(std::span<const FlatShard> shards, double lr);
+  ///
+  /// With a `grad_scale` other than 1 the gradients are read times it: clipping without a pass of its own. They may be
+  /// overwritten by that.
+  void step(std::span<const FlatShard> shards, double lr, double grad_scale = 1.0);
 
   /// Local. Creates the state that the first step would create, all zeros; does nothing where it exists. To load a
   /// checkpoint into: allocate, fill state(), set_steps. Errors as step(), except that gradients are not looked at.
@@ -52,8 +56,15 @@ class Optimizer {
  protected:
   virtual void allocate_state(const FlatShard& shard) {}
   virtual bool has_state(const FlatShard& shard) const { return true; }
+  /// What update() is told beside its shard.
+  struct StepArguments {
+    double lr;
+    double grad_scale;
+    /// For the fused kernels, which divide by it: 1 / grad_scale, or nothing for 1.
+    std::optional<at::Tensor> divisor(const FlatShard& shard) const;
+  };
   /// Updates one checked shard; steps() counts this step already, gradients are off.
-  virtual void update(const FlatShard& shard, double lr) = 0;
+  virtual void update(const FlatShard& shard, const StepArguments& arguments) = 0;
 
  private:
   std::int64_t steps_ = 0;
@@ -80,7 +91,7 @@ class AdamW : public Optimizer {
  protected:
   void allocate_state(const FlatShard& shard) override;
   bool has_state(const FlatShard& shard) const override { return moments_.count(shard.name) > 0; }
-  void update(const FlatShard& shard, double lr) override;
+  void update(const FlatShard& shard, const StepArguments& arguments) override;
 
  private:
   struct Moments {
@@ -105,7 +116,7 @@ class Sgd : public Optimizer {
   std::int64_t bytes_per_element() const override { return 0; }
 
  protected:
-  void update(const FlatShard& shard, double lr) override;
+  void update(const FlatShard& shard, const StepArguments& arguments) override;
 
  private:
   SgdOptions options_;

@@ -5,11 +5,11 @@
 
 namespace meshard {
 
-void Sgd::update(const FlatShard& shard, double lr) {
+void Sgd::update(const FlatShard& shard, const StepArguments& arguments) {
   update_runs(shard, {shard.grad, shard.weight}, [&](bool decay, const Columns& columns) {
     at::_fused_sgd_(columns[1], columns[0], /*momentum_buffer_list=*/{}, decay ? options_.weight_decay : 0.0,
-                    /*momentum=*/0.0, lr, /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
-                    /*is_first_step=*/false);
+                    /*momentum=*/0.0, arguments.lr, /*dampening=*/0.0, /*nesterov=*/false, /*maximize=*/false,
+                    /*is_first_step=*/false, arguments.divisor(shard));
   });
 }
 

@@ -2,7 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/isfinite.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
@@ -11,12 +13,15 @@
 #include <cmath>
 #include <numeric>
 
+#include "module/device_path.h"
+
 namespace meshard {
 
 namespace {
 
-constexpr std::int64_t kCpuBlock = 1 << 18;   // read in place, by one thread
-constexpr std::int64_t kWideBlock = 1 << 24;  // copied to fp64: 128 MiB
+constexpr std::int64_t kCpuBlock = 1 << 18;     // read in place, by one thread
+constexpr std::int64_t kCopiedBlock = 1 << 22;  // of a tensor that is not contiguous
+constexpr std::int64_t kDeviceBlock = 512;      // summed in fp32
 
 // Four independent fp64 sums, so that the loop is not bound by the latency of one addition.
 template <class T>
@@ -41,6 +46,31 @@ double sum_on_cpu(const T* values, std::int64_t count) {
     }
   });
   return std::accumulate(sums.begin(), sums.end(), 0.0);
+}
+
+double sum_on_cpu(const at::Tensor& flat) {
+  switch (flat.scalar_type()) {
+    case at::kFloat:
+      return sum_on_cpu(flat.const_data_ptr<float>(), flat.numel());
+    case at::kBFloat16:
+      return sum_on_cpu(flat.const_data_ptr<c10::BFloat16>(), flat.numel());
+    default:
+      return sum_on_cpu(flat.to(at::kDouble).const_data_ptr<double>(), flat.numel());
+  }
+}
+
+// A norm, unlike a sum of squares, is one kernel without a tensor of squares.
+at::Tensor norms_of_rows(const at::Tensor& rows) {
+  auto dtype = rows.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return at::linalg_vector_norm(rows, 2, at::IntArrayRef{1}, /*keepdim=*/false, dtype).to(at::kDouble);
+}
+
+at::Tensor sum_on_device(const at::Tensor& flat) {
+  auto blocks = flat.numel() / kDeviceBlock, whole = blocks * kDeviceBlock;
+  auto rest = flat.narrow(0, whole, flat.numel() - whole).unsqueeze(0);
+  auto norms =
+      at::cat({norms_of_rows(flat.narrow(0, 0, whole).unflatten(0, {blocks, kDeviceBlock})), norms_of_rows(rest)});
+  return norms.square_().sum();
 }
 
 // Names, one a line, of the parameters whose part of `shard` (a flat tensor like the main weights) is not finite.
@@ -84,23 +114,16 @@ std::vector<std::string> find_nonfinite(const ShardingRuntime& runtime) {
 }  // namespace
 
 at::Tensor sum_of_squares(const at::Tensor& flat) {
-  if (flat.is_cpu() && flat.is_contiguous()) {
-    if (flat.scalar_type() == at::kFloat) {
-      return at::scalar_tensor(sum_on_cpu(flat.const_data_ptr<float>(), flat.numel()), at::kDouble);
-    }
-    if (flat.scalar_type() == at::kBFloat16) {
-      return at::scalar_tensor(sum_on_cpu(flat.const_data_ptr<c10::BFloat16>(), flat.numel()), at::kDouble);
-    }
+  if (on_device_path(flat)) return sum_on_device(flat);
+  if (flat.is_contiguous()) return at::scalar_tensor(sum_on_cpu(flat), at::kDouble);
+  double sum = 0.0;
+  for (std::int64_t begin = 0; begin < flat.numel(); begin += kCopiedBlock) {
+    sum += sum_on_cpu(flat.narrow(0, begin, std::min(kCopiedBlock, flat.numel() - begin)).contiguous());
   }
-  auto sum = at::zeros({}, flat.options().dtype(at::kDouble));
-  for (std::int64_t begin = 0; begin < flat.numel(); begin += kWideBlock) {
-    auto wide = flat.narrow(0, begin, std::min(kWideBlock, flat.numel() - begin)).to(at::kDouble);
-    sum += wide.dot(wide);
-  }
-  return sum;
+  return at::scalar_tensor(sum, at::kDouble);
 }
 
-GradientNorm gradient_norm(const ShardingRuntime& runtime) {
+GradientNorm gradient_norm(const ShardingRuntime& runtime, const at::Tensor& riders) {
   auto& world = runtime.mesh().world();
   auto count = static_cast<std::int64_t>(runtime.units().size());
   auto on_device = at::zeros({count}, at::device(world.device()).dtype(at::kDouble));
@@ -110,10 +133,12 @@ GradientNorm gradient_norm(const ShardingRuntime& runtime) {
       on_device.select(0, i) += sum_of_squares(group->final_grad());
     }
   }
-  auto squares = on_device.cpu();  // the one read of a step
+  auto read = read_back(riders.defined() ? at::cat({on_device, riders}) : on_device);  // the one of a step
+  auto squares = read.narrow(0, 0, count).clone();
   world.control().all_reduce(squares, ReduceOp::Sum, {"gradient norm", true}).wait();
 
   GradientNorm norm;
+  norm.riders.assign(read.const_data_ptr<double>() + count, read.const_data_ptr<double>() + read.numel());
   auto* all = squares.const_data_ptr<double>();
   norm.unit_squares.assign(all, all + squares.numel());
   double total = 0.0;
@@ -123,9 +148,13 @@ GradientNorm gradient_norm(const ShardingRuntime& runtime) {
   return norm;
 }
 
+double clip_scale(const GradientNorm& norm, double max_norm) {
+  return max_norm > 0.0 ? std::min(1.0, max_norm / (norm.value + 1e-6)) : 1.0;
+}
+
 void clip_gradients(const ShardingRuntime& runtime, const GradientNorm& norm, double max_norm) {
-  double scale = max_norm / (norm.value + 1e-6);
-  if (max_norm <= 0.0 || scale >= 1.0) return;
+  auto scale = clip_scale(norm, max_norm);
+  if (scale == 1.0) return;
   for (auto& unit : runtime.units()) {
     for (auto& group : unit->groups()) {
       if (group->final_grad().defined()) group->final_grad().mul_(scale);

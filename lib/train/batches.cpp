@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "nn/cross_entropy.h"
+#include "nn/embedding.h"
 
 namespace meshard {
 
@@ -16,12 +17,15 @@ Batches::Batches(const Corpus& corpus, const Config& config, const Mesh& mesh)
       rank_(mesh.data_parallel_rank()),
       ranks_(mesh.data_parallel_ranks()),
       eval_windows_(std::min(corpus.eval_samples(), config.train.eval_batches * config.train.global_batch_size)),
+      vocab_size_(config.model.vocab_size),
       device_(mesh.world().device()) {}
 
 // fill(j, tokens) gives sample j of the microbatch, or returns false if there is none.
 template <class Fill>
 Microbatch Batches::make(const Fill& fill) const {
-  Microbatch batch{at::empty({micro_, seq_len_}, at::kLong), at::empty({micro_, seq_len_}, at::kLong)};
+  // Pinned memory for a device: its copy is queued, and nobody waits for it.
+  auto on_host = at::dtype(at::kLong).pinned_memory(!device_.is_cpu());
+  Microbatch batch{at::empty({micro_, seq_len_}, on_host), at::empty({micro_, seq_len_}, on_host)};
   std::vector<std::int64_t> tokens(seq_len_ + 1);
   auto* ids = batch.ids.mutable_data_ptr<std::int64_t>();
   auto* targets = batch.targets.mutable_data_ptr<std::int64_t>();
@@ -32,7 +36,9 @@ Microbatch Batches::make(const Fill& fill) const {
     std::copy(tokens.begin() + 1, tokens.end(), targets);
     if (!real) std::fill(targets, targets + seq_len_, kIgnoredTarget);
   }
-  return {batch.ids.to(device_), batch.targets.to(device_)};
+  check_token_ids(batch.ids, vocab_size_);  // a bad one on a device ends all work there without a word
+  check_targets(batch.targets, vocab_size_);
+  return {batch.ids.to(device_, /*non_blocking=*/true), batch.targets.to(device_, /*non_blocking=*/true)};
 }
 
 Microbatch Batches::train(std::int64_t first, std::int64_t index) const {

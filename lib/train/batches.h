@@ -36,7 +36,7 @@ class Batches {
 
   const Corpus& corpus_;
   Sampler sampler_;
-  std::int64_t micro_, seq_len_, rank_, ranks_, eval_windows_;
+  std::int64_t micro_, seq_len_, rank_, ranks_, eval_windows_, vocab_size_;
   at::Device device_;
 };
 

@@ -1,11 +1,14 @@
 #include "train/evaluate.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <fmt/format.h>
 
 #include "base/error.h"
 #include "comm/world/together.h"
+#include "module/device_path.h"
 #include "plan/sharding.h"
 #include "train/options.h"
 #include "train/resume.h"
@@ -28,19 +31,19 @@ void shard_over_all_ranks(ParallelConfig& parallel, int ranks) {
 double sum_over_ranks(World& world, double value) {
   auto sum = at::full({1}, value, at::kDouble);
   world.control().all_reduce(sum, ReduceOp::Sum, {"loss", true}).wait();
-  return sum.item<double>();
+  return *sum.const_data_ptr<double>();
 }
 
 std::optional<double> held_out_loss(World& world, CausalLM& model, const Batches& batches,
                                     const std::function<bool()>& stop) {
   c10::NoGradGuard no_grad;
-  double sum = 0.0;
+  auto sum = at::zeros({}, at::device(world.device()).dtype(at::kDouble));
   for (std::int64_t round = 0; round < batches.eval_rounds(); ++round) {
     if (stop()) return {};
     auto batch = batches.eval(round);
-    sum += model.loss(batch.ids, batch.targets, 1.0).item<double>();
+    sum += model.loss(batch.ids, batch.targets, 1.0);
   }
-  return sum_over_ranks(world, sum) / static_cast<double>(batches.eval_tokens());
+  return sum_over_ranks(world, *read_back(sum).const_data_ptr<double>()) / static_cast<double>(batches.eval_tokens());
 }
 
 void check_held_out(const Corpus& corpus, const Config& config, const std::string& or_else) {

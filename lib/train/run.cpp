@@ -14,6 +14,7 @@
 #include "comm/world/together.h"
 #include "config/run_path.h"
 #include "dcp/file_system.h"
+#include "nn/device/numerics.h"
 #include "plan/plan.h"
 #include "plan/sharding.h"
 #include "sharding/audit.h"
@@ -89,10 +90,11 @@ std::optional<LoadedCheckpoint> load_what_is_asked_for(World& world, const RunOp
 // What an earlier start of this batch job was told is not done again.
 std::string again_text(const RunOptions& options, const RunFolder& folder) {
   auto told = options.overwrite ? "--overwrite" : fmt::format("--resume {}", options.resume_from->string());
-  return fmt::format("{} was made by this batch job ({}), by an earlier start or command: {} was meant for that one, "
-                     "and this one goes on with what is there; to start anew, remove the folder, or name another with "
-                     "--run-dir",
-                     folder.path().string(), printable(batch_job_of_environment().id), told);
+  return fmt::format(
+      "{} was made by this batch job ({}), by an earlier start or command: {} was meant for that one, "
+      "and this one goes on with what is there; to start anew, remove the folder, or name another with "
+      "--run-dir",
+      folder.path().string(), printable(batch_job_of_environment().id), told);
 }
 
 // Weights for the model: loaded or first ones, audited. Returns how far the run has come.
@@ -159,6 +161,7 @@ Outcome run_training(World& world, const Config& config, const RunOptions& optio
   auto resolved = resolved_yaml(config);
   check_same_config(world, resolved);
   at::set_num_threads(config.run.threads > 0 ? config.run.threads : cores_per_rank(world.place().local_size));
+  set_device_numerics(world.device(), config.run.deterministic);
   world.set_timeout(std::chrono::seconds(config.comm.timeout_s));
   auto [corpus, tap, data] = open_inputs(world, config, options);
 

@@ -7,6 +7,8 @@
 
 #include "base/hash.h"
 #include "mesh/mesh_text.h"
+#include "model/options.h"
+#include "nn/device/numerics.h"
 #include "train/metrics.h"
 #include "train/run.h"
 
@@ -28,6 +30,14 @@ std::string rank_lines(const std::vector<RankPlace>& places) {
   return text;
 }
 
+std::string attention_line(const Config& config, at::Device device) {
+  auto& model = config.model;
+  AttentionSizes sizes{config.train.micro_batch_size, config.train.seq_len, model.num_attention_heads,
+                       model.num_key_value_heads, model.head_dim};
+  return fmt::format("attention    {}{}\n", attention_backend(sizes, scalar_type(config.precision.param), device),
+                     config.run.deterministic ? ", deterministic" : "");
+}
+
 }  // namespace
 
 std::string startup_text(World& world, const StartupFacts& facts) {
@@ -39,11 +49,11 @@ std::string startup_text(World& world, const StartupFacts& facts) {
       fmt::format("mesh         {} rank{} = {}, {}; {} threads a rank\n", mesh.ranks(), mesh.ranks() == 1 ? "" : "s",
                   dense_text(mesh), to_string(plan.config.parallel.strategy), at::get_num_threads());
   text += rank_lines(world.places());
-  if (plan.config.model.moe)
-    text += fmt::format("experts      {}\n", expert_text(mesh));
+  if (plan.config.model.moe) text += fmt::format("experts      {}\n", expert_text(mesh));
   text += fmt::format("model        {} parameters{} in {} units, hash {:016x}\n", plan.parameters,
                       plan.config.model.moe ? fmt::format(" ({} active)", plan.active_parameters) : "",
                       plan.units.size(), facts.model_hash);
+  if (auto device = world.device(); !device.is_cpu()) text += attention_line(plan.config, device);
   text += fmt::format("data         {}\n", facts.corpus);
   text += fmt::format(
       "per rank     main weights {}, parameters {}, gradients {}, optimizer {}, unsharded {}, activations {}; total "

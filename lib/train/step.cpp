@@ -1,10 +1,14 @@
 // The heart of the trainer: one optimizer step, and one evaluation.
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <chrono>
 #include <cmath>
 
+#include "module/device_path.h"
 #include "train/evaluate.h"
 #include "train/trainer.h"
 
@@ -27,17 +31,18 @@ StepRecord Trainer::step() {
   record.lr = lr_ = learning_rate(schedule_, progress_.step);
 
   auto microbatches = config_.accumulation_steps(runtime_.mesh().data_parallel_ranks());
-  double loss = 0.0;
+  auto loss = at::zeros({1}, at::device(world_.device()).dtype(at::kDouble));
   for (std::int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
     loss += forward_backward(microbatch, microbatches, record);
   }
-  record.loss = sum_over_ranks(world_, loss) / world_.size();
-
-  auto norm = gradient_norm(runtime_);
+  // What the step has to tell waits on the device for the one read.
+  auto norm = gradient_norm(runtime_, balance_ ? at::cat({loss, balance_->step_numbers()}) : loss);
+  std::span numbers(norm.riders);
+  record.loss = sum_over_ranks(world_, numbers.front()) / world_.size();
   record.grad_norm = norm.value;
   record.nonfinite = norm.nonfinite;
   if (balance_) {
-    record.balance = balance_->end_step(/*update=*/norm.finite());
+    record.balance = balance_->end_step(/*update=*/norm.finite(), numbers.subspan(1));
     for (auto& layer : record.balance->layers) {
       if (!layer.bias_finite) record.nonfinite.push_back(fmt::format("expert bias of layer {}", layer.layer));
     }
@@ -46,8 +51,11 @@ StepRecord Trainer::step() {
   skipped_in_a_row_ = finite ? 0 : skipped_in_a_row_ + 1;
   if (config_.health.on_nonfinite == HealthConfig::OnNonfinite::Skip) record.skipped_in_a_row = skipped_in_a_row_;
   if (finite) {
-    clip_gradients(runtime_, norm, config_.train.max_grad_norm);
-    optimizer_.step(runtime_.flat_shards(), record.lr);
+    // A device reads gradients times the scale; a CPU, whose results are those of earlier versions, scales them first.
+    bool in_passing = on_device_path(world_.device());
+    if (!in_passing) clip_gradients(runtime_, norm, config_.train.max_grad_norm);
+    auto scale = in_passing ? clip_scale(norm, config_.train.max_grad_norm) : 1.0;
+    optimizer_.step(runtime_.flat_shards(), record.lr, scale);
     runtime_.refresh_weights();
   }
   runtime_.zero_grad();
@@ -67,7 +75,7 @@ StepRecord Trainer::step() {
 }
 
 // Returns this rank's share of the loss, scaled so that the mean over ranks of the sum over microbatches is the loss.
-double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record) {
+at::Tensor Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record) {
   auto begin = Clock::now();
   auto first = progress_.samples;
   auto batch = batches_.train(first, microbatch);
@@ -89,7 +97,7 @@ double Trainer::forward_backward(std::int64_t microbatch, std::int64_t microbatc
   auto loss = model_.loss(batch.ids, batch.targets, scale);
   loss.backward();
   if (balance_) balance_->end_microbatch(microbatch, microbatches);
-  return loss.item<double>();
+  return loss.detach();
 }
 
 std::optional<double> Trainer::evaluate() {

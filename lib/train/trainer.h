@@ -64,7 +64,7 @@ class Trainer {
  private:
   Outcome train(bool progress);
   void end_in_order(int code, const std::string& reason);
-  double forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record);
+  at::Tensor forward_backward(std::int64_t microbatch, std::int64_t microbatches, StepRecord& record);
   void check_health(const StepRecord& record);
   bool due(std::int64_t interval) const;
   std::optional<Outcome> evaluate_if_due();

@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
   for (int run = 0; run < kRuns; ++run) {
     auto begin = std::chrono::steady_clock::now();
     auto routing = router.route(x, 256);
-    auto plan = plan_dispatch(routing.ids, options.n_routed_experts, {}, at::kCPU);
+    auto plan = plan_dispatch(routing.ids, options.n_routed_experts, {});
     combine(dispatch(x, plan), routing.weights, plan).backward(grad);
     ms.push_back(std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count());
   }

@@ -200,7 +200,7 @@ BOOST_AUTO_TEST_CASE(moved_rows_equal_rows_that_stay) {
           auto weights = pattern.weights(rank).set_requires_grad(true);
           ledger.clear();
 
-          auto plan = plan_dispatch(pattern.ids(rank), kExperts, experts_axis.parallel, at::kCPU);
+          auto plan = plan_dispatch(pattern.ids(rank), kExperts, experts_axis.parallel);
           auto out = combine(experts.compute(dispatch(x, plan), plan->expert_rows), weights, plan);
           auto forward = ledger.at("all_to_all_v", "expert");
           out.backward(pattern.seed(rank, dtype));

@@ -1,20 +1,26 @@
 // How a trainer ends: on a value that is not finite, before the optimizer step, and says what and where; on any error,
 // with the save in flight complete; on a request to stop, with the exit code that what it saved deserves.
 
+#include <ATen/record_function.h>
+
+#include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/error.h"
 #include "base/metric_names.h"
 #include "checkpoint/load.h"
 #include "config/config.h"
 #include "data/corpus.h"
+#include "module/device_path.h"
 #include "plan/sharding.h"
 #include "sharding/model_hash.h"
+#include "support/host_kernels.h"
 #include "support/mpi_test.h"
 #include "train/initialise.h"
 #include "train/options.h"
@@ -56,6 +62,13 @@ struct WatchedCorpus : Corpus {
   std::function<void()> on_train, on_eval;
 };
 
+constexpr auto kDense = R"(
+schema: 1
+model: {vocab_size: 64, hidden_size: 16, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 32}
+train: {steps: 3, global_batch_size: 8, micro_batch_size: 1, seq_len: 8}
+data: {type: synthetic}
+)";
+
 struct End {
   int exit_code = 0;
   std::string text;
@@ -63,11 +76,12 @@ struct End {
 
 // A run on all ranks, as train/run.cpp sets it up, up to its first step.
 struct Run {
-  explicit Run(const std::string& name, std::vector<std::string> overrides = {}, const Progress& begin = {})
+  explicit Run(const std::string& name, std::vector<std::string> overrides = {}, const Progress& begin = {},
+               const char* text = kConfig)
       : world(test_world()),
-        ep(world.size() % 2 == 0 ? 2 : 1),
+        ep(text == kConfig && world.size() % 2 == 0 ? 2 : 1),
         folder(fs::path(test_folder()) / name),
-        config(parse_config(kConfig, "test.yaml", with_experts(std::move(overrides), ep), world.size())),
+        config(parse_config(text, "test.yaml", with_experts(std::move(overrides), ep), world.size())),
         mesh(world, mesh_shape(config, world.size())),
         model(build_model(config, at::kMeta, {ep, mesh.coordinate(Axis::Expert), &mesh.axis(Axis::Expert)})),
         runtime(*model.lm, mesh),
@@ -76,15 +90,16 @@ struct Run {
         batches(corpus, config, mesh),
         log(false),
         metrics(world, log, config, made(folder) / "metrics.jsonl", false, 1.0),
-        stop(world, folder / "STOP", std::nullopt),
-        balance(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard)) {
+        stop(world, folder / "STOP", std::nullopt) {
+    if (model.moe) balance.emplace(*model.moe, world, mesh.axis(Axis::World), mesh.axis(Axis::DpShard));
     for (auto& unit : model_units(model)) runtime.fully_shard(unit.modules, shard_options(config, unit));
     initialise_sharded(runtime, 1);
     optimizer->allocate(runtime.weight_shards());
     checkpoints.emplace(world, log, posix_file_system(), folder / "checkpoints",
                         SavedParts{config, runtime, *optimizer});
     checkpoints->began_from(begin.step);
-    TrainerParts parts{*model.lm, runtime, *optimizer, batches, metrics, stop, *checkpoints, &balance};
+    TrainerParts parts{*model.lm, runtime, *optimizer,   batches,
+                       metrics,   stop,    *checkpoints, balance ? &*balance : nullptr};
     trainer.emplace(config, parts, begin);
   }
 
@@ -136,7 +151,7 @@ struct Run {
   Log log;
   Metrics metrics;
   StopRequests stop;
-  Balance balance;
+  std::optional<Balance> balance;
   std::optional<Checkpoints> checkpoints;
   std::optional<Trainer> trainer;
 };
@@ -292,4 +307,58 @@ BOOST_AUTO_TEST_CASE(only_a_newer_checkpoint_asks_for_another_start) {
 BOOST_AUTO_TEST_CASE(tokens_are_counted) {
   Run run("tokens", {}, {1, 8, 8 * 32});  // a step of sequences of 32
   BOOST_TEST(run.trainer->step().tokens == 8 * 32 + 8 * 8);
+}
+
+namespace {
+
+// Operators for which the host waits on a device, whoever calls them; but for two whose kernels for CPUs alone read
+// their arguments.
+struct HiddenWaits {
+  HiddenWaits() {
+    handle = at::addGlobalCallback(at::RecordFunctionCallback(
+        [](const at::RecordFunction& function) {
+          static const std::set<std::string_view> kWaiting{
+              "aten::_local_scalar_dense", "aten::nonzero", "aten::bincount",
+              "aten::masked_select",       "aten::equal",   "aten::is_nonzero"};
+          inside += reads_on_cpu(function);
+          if (inside == 0 && kWaiting.contains(function.name())) ++count;
+          return std::unique_ptr<at::ObserverContext>();
+        },
+        [](const at::RecordFunction& function, at::ObserverContext*) { inside -= reads_on_cpu(function); }));
+  }
+  ~HiddenWaits() { at::removeCallback(handle); }
+  static bool reads_on_cpu(const at::RecordFunction& function) {
+    return function.name() == std::string_view("aten::_fused_adamw_") ||
+           function.name() == std::string_view("aten::_grouped_mm");
+  }
+  at::CallbackHandle handle;
+  inline static std::atomic<int> count = 0;
+  inline static thread_local int inside = 0;
+};
+
+std::int64_t waits_of_a_step(Run& run) {
+  run.trainer->step();  // the first one makes what stays
+  const HiddenWaits hidden;
+  HiddenWaits::count = 0;
+  auto before = host_wait_count();
+  run.trainer->step();
+  BOOST_TEST(HiddenWaits::count == 0);
+  return host_wait_count() - before;
+}
+
+}  // namespace
+
+// Catches: a host that waits for a device more often than once a dense step, once more a layer and microbatch where
+// tokens go to experts of other ranks (or where experts are a loop), and no more where each has its offsets on the
+// device; a read by another way than the counted one.
+BOOST_AUTO_TEST_CASE(the_host_waits_once_a_step) {
+  const DevicePathScope path;
+  Run dense("dense_waits", {}, {}, kDense);
+  BOOST_TEST(waits_of_a_step(dense) == 1);
+  Run experts("expert_waits");
+  auto reads = 2 * 8 / experts.world.size();  // layers with experts, microbatches
+  BOOST_TEST(waits_of_a_step(experts) == 1 + reads);
+  const KernelScope kernels(kernels::kHostTable);
+  Run grouped("grouped_waits", {"precision.param=bf16"});
+  BOOST_TEST(waits_of_a_step(grouped) == 1 + (grouped.ep > 1 ? reads : 0));
 }

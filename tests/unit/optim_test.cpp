@@ -1,17 +1,20 @@
-#include <sys/mman.h>
-
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
+#include <sys/mman.h>
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 
 #include "base/error.h"
+#include "module/device_path.h"
 #include "optim/optimizer.h"
 #include "sharding/gradient_norm.h"
 
@@ -240,4 +243,38 @@ BOOST_AUTO_TEST_CASE(squares_sum_to_the_same_bits_with_any_number_of_threads) {
   }
   at::set_num_threads(threads);
   BOOST_TEST(sums == std::vector<double>(4, sums.front()), boost::test_tools::per_element());
+}
+
+// Catches: a scale that is not applied, or its inverse is; decay scaled along with the gradient.
+BOOST_AUTO_TEST_CASE(gradients_are_scaled_in_passing) {
+  const std::vector<DecayRun> runs{{0, 21, true}, {21, 40, false}};
+  auto gradient = at::randn({40}), start = at::randn({40});
+  for (int kind = 0; kind < 2; ++kind) {
+    auto step = [&](const at::Tensor& grad, double scale) {
+      auto weight = start.clone();
+      std::unique_ptr<Optimizer> optimizer;
+      if (kind == 0) {
+        optimizer = std::make_unique<AdamW>(AdamWOptions{.eps = 0.1});
+      } else {
+        optimizer = std::make_unique<Sgd>(SgdOptions{.weight_decay = 0.1});
+      }
+      optimizer->step(std::vector{shard_of("s", weight, grad.clone(), runs)}, 0.5, scale);
+      return weight;
+    };
+    BOOST_TEST(at::allclose(step(gradient, 0.25), step(gradient * 0.25, 1.0), 1e-6, 1e-7));
+    BOOST_TEST(!at::allclose(step(gradient, 0.25), step(gradient, 1.0), 1e-3, 1e-3));
+  }
+}
+
+// Catches: a block of fp32 sums that is left out or counted twice, elements after the last whole block, a device's way
+// that rounds more than blocks of fp32 do.
+BOOST_AUTO_TEST_CASE(a_device_sums_squares_in_blocks) {
+  for (std::int64_t size : {0, 1, 511, 512, 513, 50000}) {
+    for (auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {
+      auto flat = at::randn({size}).to(dtype);
+      auto expected = sum_of_squares(flat).item<double>();
+      const DevicePathScope path;
+      BOOST_TEST(sum_of_squares(flat).item<double>() == expected, boost::test_tools::tolerance(5e-7));
+    }
+  }
 }
