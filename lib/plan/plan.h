@@ -61,9 +61,9 @@ struct Plan {
 /// Local. `config` must have been loaded for this number of ranks.
 Plan make_plan(const Config& config, int ranks);
 
-/// Local. Lays the units of a plan out by another config of the same model, ranks and expert ranks: what strategy, mesh,
-/// batch and recomputation change, without building the model again. All but `traffic` is then as make_plan() says.
-/// LogicError for a config of other expert ranks.
+/// Local. Lays the units of a plan out by another config of the same model, ranks and expert ranks: what strategy,
+/// mesh, batch and recomputation change, without building the model again. All but `traffic` is then as make_plan()
+/// says. LogicError for a config of other expert ranks.
 void place_units(Plan& plan, const Config& config);
 
 /// Local. The object of train/CONTRACT.md section 9; with `layout` every tensor carries elements_per_rank.

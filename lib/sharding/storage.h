@@ -21,13 +21,13 @@ void attach_memory(const at::Tensor& tensor, const at::Tensor& block);
 /// Local. Takes the memory away. Reading the tensor is an error until the next attach_memory().
 void detach_memory(const at::Tensor& tensor);
 
-/// The sizes of a pool's blocks: which one serves a request, and how much there is in all. Without memory, so that `plan`
-/// knows what a run will reach.
+/// The sizes of a pool's blocks: which one serves a request, and how much there is in all. Without memory, so that
+/// `plan` knows what a run will reach.
 class BlockSizes {
  public:
   /// Local. Takes a block of at least `bytes` and returns its size: the smallest free one that is large enough but less
-  /// than twice as large, else a new one. Sizes are rounded up by less than 1/64, so that an embedding and a head of the
-  /// same matrix and a norm take turns in one block.
+  /// than twice as large, else a new one. Sizes are rounded up by less than 1/64, so that an embedding and a head of
+  /// the same matrix and a norm take turns in one block.
   std::int64_t take(std::int64_t bytes);
   void give_back(std::int64_t block) { free_.insert(block); }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/kernels.cu, and each kernel is in it for both elements and
+# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/device/kernels.cu, and each kernel is in it for both elements and
 # for whole and single vectors. Catches: a kernel that is never made, which a CPU build would not miss when it links.
 set -u
 nvcc=$1 object=$2

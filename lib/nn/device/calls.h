@@ -1,6 +1,6 @@
 #pragma once
-// From a call (nn/kernels.h) to the bodies that do it (nn/kernel_rows.h): element, vector width, and how rows are
-// spread. The same for CUDA and for the tests on the host: a Runner says only how bodies are run.
+// From a call (nn/device/kernels.h) to the bodies that do it (nn/device/kernel_rows.h): element, vector width, and how
+// rows are spread. The same for CUDA and for the tests on the host: a Runner says only how bodies are run.
 //   rows(body, rows, lanes, stream)                  a row body over all rows
 //   grouped(body, rows, groups, size, lanes, stream) the same, groups of successive rows having column sums of their
 //   own columns(partials, rows, size, to, stream)        sums of columns vectors(body, stream) a vector body over
@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "nn/kernel_rows.h"
+#include "nn/device/kernel_rows.h"
 
 namespace meshard::kernels {
 

@@ -1,12 +1,13 @@
 #pragma once
-// The kernels of nn/kernels.h on tensors: checks them, makes the results, queues the kernel on the current stream of
-// the tensors' device. The `_aten` twins of nn and moe come here first. Tensors are contiguous unless said otherwise,
-// fp32 or bf16 alike in one call; ShapeError, naming the operation, for others. CommError if CUDA refuses a launch.
+// The kernels of nn/device/kernels.h on tensors: checks them, makes the results, queues the kernel on the current
+// stream of the tensors' device. The `_aten` twins of nn and moe come here first. Tensors are contiguous unless said
+// otherwise, fp32 or bf16 alike in one call; ShapeError, naming the operation, for others. CommError if CUDA refuses a
+// launch.
 
 #include <initializer_list>
 #include <utility>
 
-#include "nn/kernels.h"
+#include "nn/device/kernels.h"
 #include "nn/rms_norm.h"
 #include "nn/swiglu.h"
 

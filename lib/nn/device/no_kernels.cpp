@@ -1,5 +1,5 @@
 // In place of kernels.cu where CUDA is not there.
-#include "nn/kernels.h"
+#include "nn/device/kernels.h"
 
 namespace meshard::kernels {
 

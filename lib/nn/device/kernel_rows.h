@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "nn/kernels.h"
+#include "nn/device/kernels.h"
 
 #ifdef __CUDACC__
 #define MESHARD_BODY __host__ __device__ __forceinline__

@@ -1,7 +1,7 @@
 #include <cuda_runtime_api.h>
 
 #include "nn/device/calls.h"
-#include "nn/kernels.h"
+#include "nn/device/kernels.h"
 
 namespace meshard::kernels {
 
