@@ -23,7 +23,8 @@ struct RunNumbers {
   std::optional<double> tokens_per_s;   ///< tokens of all steps / step_time_s
   std::optional<double> mem_peak_bytes;
   std::optional<double> step_time_s;  ///< all steps; those between two lines took as long as the second's
-  std::optional<double> step_ms, data_ms, comm_ms, comm_busy_ms, stall_ms;  ///< means over the lines; step_ms of the median rank
+  /// Means over the lines; step_ms of the median rank.
+  std::optional<double> step_ms, data_ms, comm_ms, comm_busy_ms, stall_ms;
   double dropped = 0.0;                                       ///< pairs of the logged steps
   std::int64_t nonfinite_lines = 0, first_nonfinite_step = 0;
 };

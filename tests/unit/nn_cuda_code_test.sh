@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/device/kernels.cu, and each kernel is in it for both elements and
-# for whole and single vectors. Catches: a kernel that is never made, which a CPU build would not miss when it links.
+# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/device/kernels.cu, and each kernel is in it for both
+# elements and for whole and single vectors. Catches: a kernel that is never made, which a CPU build would not miss when it links.
 set -u
 nvcc=$1 object=$2
 if [[ -z $nvcc ]]; then

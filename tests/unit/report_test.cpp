@@ -237,8 +237,8 @@ BOOST_FIXTURE_TEST_CASE(results_stand_before_settings, ManySettings) {
 BOOST_FIXTURE_TEST_CASE(the_csv_has_results_in_one_order_and_then_settings, ManySettings) {
   const std::string results =
       "run,folder,state,exit,reason,step,steps,best_eval_loss,best_eval_step,final_eval_loss,bits_per_byte,final_loss,"
-      "tokens_per_s,step_ms,data_ms,comm_ms,comm_busy_ms,checkpoint_stall_ms,mem_peak_bytes,requeues,time_in_steps_s,dropped_pairs,"
-      "nonfinite_lines,mesh,hosts,parameters,active_parameters,version,remarks";
+      "tokens_per_s,step_ms,data_ms,comm_ms,comm_busy_ms,checkpoint_stall_ms,mem_peak_bytes,requeues,time_in_steps_s,"
+      "dropped_pairs,nonfinite_lines,mesh,hosts,parameters,active_parameters,version,remarks";
   auto header_of = [&](const std::vector<std::string>& runs) {
     auto text = report_csv(report(runs));
     return text.substr(0, text.find("\r\n"));
