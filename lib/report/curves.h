@@ -29,23 +29,8 @@ enum class Curve {
 };
 
 /// The metrics (base/metric_names.h) that they show, in the order of the enum; those of layers without their "moe.".
-inline constexpr std::array<std::string_view, 18> kCurveNames = {"loss",
-                                                                 "grad_norm",
-                                                                 "lr",
-                                                                 "tokens_per_s",
-                                                                 "mfu",
-                                                                 "mem_peak_bytes",
-                                                                 "step_ms",
-                                                                 "data_ms",
-                                                                 "comm_ms",
-                                                                 "comm_busy_ms",
-                                                                 "checkpoint_stall_ms",
-                                                                 "aux_loss",
-                                                                 "z_loss",
-                                                                 "max_vio",
-                                                                 "bias_min",
-                                                                 "bias_max",
-                                                                 "dead",
-                                                                 "dropped"};
+inline constexpr std::array<std::string_view, 18> kCurveNames = {
+    "loss", "grad_norm", "lr", "tokens_per_s", "mfu", "mem_peak_bytes", "step_ms", "data_ms", "comm_ms",
+    "comm_busy_ms", "checkpoint_stall_ms", "aux_loss", "z_loss", "max_vio", "bias_min", "bias_max", "dead", "dropped"};
 
 }  // namespace meshard
