@@ -59,6 +59,7 @@ Work& Work::operator=(Work&& other) {
   pending_ = std::move(other.pending_);
   recorder_ = other.recorder_;
   call_ = std::move(other.call_);
+  lane_ = std::move(other.lane_);
   return *this;
 }
 
@@ -87,6 +88,13 @@ void Work::wait() {
     throw;
   }
   recorder_->end_wait(call_, pending->complete_after_wait());
+  auto* checker = OrderChecker::active();
+  if (!checker) return;
+  if (!lane_.empty()) {
+    checker->join(kComputeLane, checker->point(lane_));
+    checker->give_back_lane(std::exchange(lane_, {}));
+  }
+  checker->raise();
 }
 
 Communicator::Communicator(std::string axis, int rank, std::vector<int> members, Recorder& recorder)
@@ -96,7 +104,13 @@ Communicator::Communicator(std::string axis, int rank, std::vector<int> members,
       members_(std::move(members)),
       recorder_(recorder) {}
 
-CallRecord Communicator::enter(std::string_view operation, std::int64_t bytes, const CallInfo& info) {
+CallRecord Communicator::enter(std::string_view operation, std::int64_t bytes, const CallInfo& info, Touches touches) {
+  if (auto* checker = OrderChecker::active()) checker->raise();
+  operation_ = {.name = std::string(operation),
+                .unit = info.unit,
+                .axis = axis_,
+                .reads = std::move(touches.reads),
+                .writes = std::move(touches.writes)};
   return recorder_.enter(operation, axis_, bytes, info);
 }
 
@@ -105,6 +119,14 @@ Work Communicator::record(Work work, CallRecord call) {
   work.pending_->issued(call);
   work.recorder_ = &recorder_;
   work.call_ = std::move(call);
+  // A backend that runs on a timeline says there what comes before what. Else the operation comes after what the caller
+  // has done, and before what it does once it has waited; operations on their way have no order among each other.
+  auto* checker = OrderChecker::active();
+  if (checker && work.pending_->complete_after_wait()) {
+    work.lane_ = checker->borrow_lane();
+    checker->join(work.lane_, checker->point(kComputeLane));
+    checker->access(work.lane_, operation_);
+  }
   return work;
 }
 
@@ -152,7 +174,7 @@ void Communicator::check_apart(std::string_view operation, const at::Tensor& out
 Work Communicator::all_gather(at::Tensor full, at::Tensor shard, const CallInfo& info) {
   check_pair("all_gather", full, shard);
   if (size_ == 1) return copy_flat(full, shard), Work();
-  auto call = enter("all_gather", gather_bytes(bytes_of(full), size_), info);
+  auto call = enter("all_gather", gather_bytes(bytes_of(full), size_), info, {{range_of(shard)}, {range_of(full)}});
   return record(do_all_gather(std::move(full), std::move(shard)), std::move(call));
 }
 
@@ -169,7 +191,7 @@ Work Communicator::reduce_scatter(at::Tensor shard, at::Tensor full, ReduceOp op
   check_pair("reduce_scatter", full, shard);
   check_reduction("reduce_scatter", axis_, full, op);
   if (size_ == 1) return copy_flat(shard, full), Work();
-  auto call = enter("reduce_scatter", gather_bytes(bytes_of(full), size_), info);
+  auto call = enter("reduce_scatter", gather_bytes(bytes_of(full), size_), info, {{range_of(full)}, {range_of(shard)}});
   return record(do_reduce_scatter(std::move(shard), std::move(full), op), std::move(call));
 }
 
@@ -177,7 +199,7 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, const CallInfo& in
   check("all_reduce", tensor);
   check_reduction("all_reduce", axis_, tensor, op);
   if (size_ == 1) return Work();
-  auto call = enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info);
+  auto call = enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info, {{range_of(tensor)}, {range_of(tensor)}});
   return record(do_all_reduce(std::move(tensor), op), std::move(call));
 }
 
@@ -187,7 +209,10 @@ Work Communicator::broadcast(at::Tensor tensor, int root, const CallInfo& info) 
     throw ArgumentError(fmt::format("broadcast on axis {}: root {} of {} ranks", axis_, root, size_));
   }
   if (size_ == 1) return Work();
-  auto call = enter("broadcast", root == rank_ ? bytes_of(tensor) : 0, info);
+  auto range = range_of(tensor);
+  bool sends = root == rank_;
+  auto call = enter("broadcast", sends ? bytes_of(tensor) : 0, info,
+                    sends ? Touches{{range}, {}} : Touches{{}, {range}});
   return record(do_broadcast(std::move(tensor), root), std::move(call));
 }
 
@@ -200,7 +225,7 @@ Work Communicator::all_to_all(at::Tensor out, at::Tensor in, const CallInfo& inf
                     axis_, in.numel(), out.numel(), size_));
   }
   if (size_ == 1) return copy_flat(out, in), Work();
-  auto call = enter("all_to_all", gather_bytes(bytes_of(in), size_), info);
+  auto call = enter("all_to_all", gather_bytes(bytes_of(in), size_), info, {{range_of(in)}, {range_of(out)}});
   return record(do_all_to_all(std::move(out), std::move(in)), std::move(call));
 }
 
@@ -229,7 +254,8 @@ Work Communicator::all_to_all_v(at::Tensor out, at::Tensor in, std::span<const s
   }
   if (size_ == 1) return copy_flat(out, in), Work();
   auto row_bytes = row_elements(in) * static_cast<std::int64_t>(in.element_size());
-  auto call = enter("all_to_all_v", (in.size(0) - in_rows[rank_]) * row_bytes, info);
+  auto call = enter("all_to_all_v", (in.size(0) - in_rows[rank_]) * row_bytes, info,
+                    {{range_of(in)}, {range_of(out)}});
   return record(do_all_to_all_v(std::move(out), std::move(in), {out_rows.begin(), out_rows.end()},
                                 {in_rows.begin(), in_rows.end()}),
                 std::move(call));
@@ -237,7 +263,7 @@ Work Communicator::all_to_all_v(at::Tensor out, at::Tensor in, std::span<const s
 
 void Communicator::barrier(const CallInfo& info) {
   if (size_ == 1) return;
-  auto call = enter("barrier", 0, info);
+  auto call = enter("barrier", 0, info, {});
   record(do_barrier(), std::move(call)).wait();
 }
 

@@ -23,9 +23,14 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/timeline/order_checker.h"
+
 namespace meshard {
 
 class Recorder;
+
+/// The axis between the groups of ranks that shard a model, where it is replicated: the slow one.
+inline constexpr std::string_view kOuterAxis = "dp_outer";
 
 enum class ReduceOp { Sum, Average, Max };
 
@@ -77,6 +82,7 @@ class Work {
   std::unique_ptr<Pending> pending_;
   Recorder* recorder_ = nullptr;
   CallRecord call_;
+  std::string lane_;  ///< of its own, for the checker of order
 };
 
 class Communicator {
@@ -124,6 +130,8 @@ class Communicator {
   Communicator(std::string axis, int rank, std::vector<int> members, Recorder& recorder);
 
   Recorder& recorder() const { return recorder_; }
+  /// What the call that is being issued is, and which bytes it reads and writes.
+  const Operation& operation() const { return operation_; }
 
   virtual Work do_all_gather(at::Tensor full, at::Tensor shard) = 0;
   virtual Work do_reduce_scatter(at::Tensor shard, at::Tensor full, ReduceOp op) = 0;
@@ -135,7 +143,10 @@ class Communicator {
   virtual Work do_barrier() = 0;
 
  private:
-  CallRecord enter(std::string_view operation, std::int64_t bytes, const CallInfo& info);
+  struct Touches {
+    std::vector<ByteRange> reads, writes;
+  };
+  CallRecord enter(std::string_view operation, std::int64_t bytes, const CallInfo& info, Touches touches);
   Work record(Work work, CallRecord call);
   void check(std::string_view operation, const at::Tensor& tensor) const;
   void check_pair(std::string_view operation, const at::Tensor& full, const at::Tensor& shard) const;
@@ -146,6 +157,7 @@ class Communicator {
   int size_;
   std::vector<int> members_;
   Recorder& recorder_;
+  Operation operation_;
 };
 
 }  // namespace meshard

@@ -41,7 +41,7 @@ RankFacts facts_of_this_rank(World& world, const PreflightOptions& options) {
   RankFacts facts{.place = world.place(), .cores = allowed_cores()};
   facts.node_cores = static_cast<int>(std::thread::hardware_concurrency());
   facts.threads = options.threads > 0 ? options.threads : cores_per_rank(facts.place.local_size);
-  if (!world.device().is_cpu()) facts.gpu = visible_devices().at(world.device().index());
+  if (!world.device().is_cpu()) facts.gpu = built_in_devices().visible().at(world.device().index());
   return facts;
 }
 

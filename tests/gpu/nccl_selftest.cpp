@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "comm/nccl/backend.h"
 #include "comm/recorder.h"
+#include "comm/timeline/cuda_timeline.h"
 #include "comm/world/world.h"
 
 using namespace meshard;
@@ -62,7 +63,7 @@ void every_operation(Exposed& axis, at::TensorOptions options) {
 }  // namespace
 
 int main() {
-  if (visible_devices().empty()) {
+  if (built_in_devices().visible().empty()) {
     std::puts("skipped: no CUDA device");
     return 77;
   }
@@ -74,7 +75,7 @@ int main() {
     {
       auto folder = std::filesystem::temp_directory_path() / "meshard-nccl-selftest";
       Recorder recorder(folder, 0, "selftest", 0);
-      NcclBackend backend(world.device().index(), std::chrono::seconds(60));
+      NcclBackend backend(make_cuda_timeline(world.device().index()), std::chrono::seconds(60));
       Exposed axis(MpiComm::duplicate(MPI_COMM_WORLD, "selftest"), MPI_COMM_WORLD, "selftest", backend, recorder,
                    std::chrono::seconds(60));
       for (auto dtype : {at::kFloat, at::kBFloat16, at::kDouble}) {

@@ -17,6 +17,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "support/mpi_test.h"
+#ifdef MESHARD_NCCL_STUB
+#include "support/nccl_stub.h"
+#endif
 
 using namespace meshard;
 
@@ -74,11 +77,29 @@ class Verdict : public boost::unit_test::test_observer {
   }
 };
 
-Backend wanted_backend() {
+std::string wanted_backend_name() {
   const char* name = std::getenv("MESHARD_TEST_BACKEND");
-  if (!name || std::string(name) == "mpi") return Backend::Mpi;
-  return std::string(name) == "nccl" ? Backend::Nccl : Backend::Auto;
+  return name ? name : "mpi";
 }
+
+Backend wanted_backend() {
+  auto name = wanted_backend_name();
+  if (name == "mpi") return Backend::Mpi;
+  return name.starts_with("nccl") ? Backend::Nccl : Backend::Auto;
+}
+
+#ifdef MESHARD_NCCL_STUB
+nccl_stub::Devices* stub_devices() {
+  auto name = wanted_backend_name();
+  if (name != "nccl-late" && name != "nccl-early") return nullptr;
+  static nccl_stub::Devices devices(name == "nccl-early" ? std::optional(17u) : std::nullopt);
+  return &devices;
+}
+#else
+DeviceDriver* stub_devices() {
+  return nullptr;
+}
+#endif
 
 MpiProgress wanted_progress() {
   const char* name = std::getenv("MESHARD_TEST_PROGRESS");
@@ -127,6 +148,7 @@ int main(int argc, char** argv) {
     options.backend = wanted_backend();
     options.progress = wanted_progress();
     options.timeout = kHangTimeout;
+    options.devices = stub_devices();
     world.emplace(options);
   } catch (const ConfigError& error) {
     if (launch_of_environment().rank == 0) Log::error(fmt::format("skipped: {}", error.what()));

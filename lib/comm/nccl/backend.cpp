@@ -1,12 +1,9 @@
 #include "comm/nccl/backend.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAFunctions.h>
-#include <c10/cuda/CUDAGuard.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <thread>
 
 #include "base/error.h"
 #include "comm/recorder.h"
@@ -69,50 +66,85 @@ std::vector<std::int64_t> bytes_of_rows(std::vector<std::int64_t> rows, const at
 
 class NcclPending : public Work::Pending {
  public:
-  NcclPending(InFlight::Entry entry, InFlight& in_flight, std::vector<at::Tensor> tensors, bool blocks)
-      : entry_(std::move(entry)), in_flight_(in_flight), tensors_(std::move(tensors)), blocks_(blocks) {}
+  NcclPending(std::shared_ptr<Flight> flight, NcclBackend& backend, bool blocks)
+      : flight_(std::move(flight)), backend_(backend), blocks_(blocks) {}
 
   void wait() override {
-    entry_.end->hold_back(c10::cuda::getCurrentCUDAStream());
-    while (blocks_ && !entry_.end->done()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+    auto& timeline = backend_.timeline();
+    auto before = timeline.mark(Lane::Compute);
+    timeline.wait(Lane::Compute, flight_->end);
+    backend_.in_flight().waited(*flight_, std::move(before), timeline.mark(Lane::Compute));
+    if (blocks_) timeline.host_wait(flight_->end);
   }
   bool complete_after_wait() const override { return false; }
   void issued(const CallRecord& call) override {
-    entry_.call = call;
-    in_flight_.add(entry_);
+    flight_->call = call;
+    backend_.in_flight().add(flight_);
   }
 
  private:
-  InFlight::Entry entry_;
-  InFlight& in_flight_;
-  std::vector<at::Tensor> tensors_;
+  std::shared_ptr<Flight> flight_;
+  NcclBackend& backend_;
   bool blocks_;
 };
 
+// An event's time is a float of milliseconds: counted from further back it would be too coarse.
+constexpr double kAnchorSeconds = 10.0;
+
 }  // namespace
 
-void InFlight::add(Entry entry) {
+void InFlight::begin_at(TokenPtr anchor) {
+  anchor_ = std::move(anchor);
+  anchor_seconds_ = steady_seconds();
+}
+
+CallTimes InFlight::times_of(const Flight& flight) {
+  auto begin = flight.start->seconds_since(*anchor_), end = flight.end->seconds_since(*anchor_);
+  // The clocks drift apart over days; nothing begins before it is issued, nor ends after it was seen to have ended.
+  auto least = flight.call.entered - begin, most = steady_seconds() - end;
+  anchor_seconds_ = std::min(std::max(anchor_seconds_, least), most);
+  CallTimes times{.begin = anchor_seconds_ + begin, .end = anchor_seconds_ + end};
+  if (flight.after_wait) times.exposed = flight.after_wait->seconds_since(*flight.before_wait);
+  if (end > kAnchorSeconds) {
+    anchor_ = flight.end;
+    anchor_seconds_ = times.end;
+  }
+  return times;
+}
+
+void InFlight::add(std::shared_ptr<Flight> flight) {
+  collect();
   std::lock_guard lock(mutex_);
-  std::erase_if(entries_, [](const Entry& each) {
-    if (!each.end->done()) return false;
-    auto now = steady_seconds();
-    each.recorder->complete(each.call, {.begin = now - each.end->seconds_since(*each.start), .end = now});
+  flights_.push_back(std::move(flight));
+}
+
+void InFlight::waited(Flight& flight, TokenPtr before, TokenPtr after) {
+  std::lock_guard lock(mutex_);
+  flight.before_wait = std::move(before);
+  flight.after_wait = std::move(after);
+}
+
+void InFlight::collect() {
+  std::lock_guard lock(mutex_);
+  std::erase_if(flights_, [&](const std::shared_ptr<Flight>& each) {
+    if (!each->after_wait || !each->after_wait->done() || !each->end->done()) return false;
+    each->recorder->complete(each->call, times_of(*each));
     return true;
   });
-  entries_.push_back(std::move(entry));
 }
 
 std::uint64_t InFlight::oldest() const {
   std::lock_guard lock(mutex_);
-  auto first = std::find_if(entries_.begin(), entries_.end(), [](const Entry& each) { return !each.end->done(); });
-  return first == entries_.end() ? 0 : first->call.sequence;
+  auto first = std::ranges::find_if(flights_, [](auto& each) { return !each->end->done(); });
+  return first == flights_.end() ? 0 : (*first)->call.sequence;
 }
 
-NcclBackend::NcclBackend(int index, std::chrono::milliseconds timeout)
-    : timeout_(timeout),
-      gathers_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(index))),
-      reductions_(c10::cuda::getStreamFromPool(/*isHighPriority=*/true, static_cast<c10::DeviceIndex>(index))) {
+NcclBackend::NcclBackend(std::unique_ptr<Timeline> timeline, std::chrono::milliseconds timeout)
+    : timeout_(timeout), timeline_(std::move(timeline)) {
   check_nccl_version();
+  auto now = timeline_->mark(Lane::Compute);
+  timeline_->host_wait(now);
+  in_flight_.begin_at(std::move(now));
 }
 
 std::unique_ptr<Communicator> NcclBackend::make_communicator(MpiComm comm, MPI_Comm world, const std::string& axis,
@@ -121,7 +153,7 @@ std::unique_ptr<Communicator> NcclBackend::make_communicator(MpiComm comm, MPI_C
 }
 
 std::uint64_t NcclBackend::oldest_unfinished() {
-  c10::cuda::CUDAGuard guard(device());
+  timeline_->enter_thread();
   {
     std::lock_guard lock(mutex_);
     for (auto comm : watched_) comm->abort_if_failed();
@@ -156,50 +188,56 @@ NcclCommunicator::~NcclCommunicator() {
   backend_.forget(&nccl_);
 }
 
-Work NcclCommunicator::launch(std::string_view call, cudaStream_t stream, std::vector<at::Tensor> tensors,
-                              const Issue& issue, bool blocks) {
+// What crosses nodes is slow, and has time: nothing of the inner axes may wait behind it.
+Lane NcclCommunicator::lane(Lane inner) const {
+  return axis() == kOuterAxis ? Lane::Outer : inner;
+}
+
+Work NcclCommunicator::launch(std::string_view call, Lane lane, std::vector<at::Tensor> tensors, const Issue& issue,
+                              bool blocks) {
   for (auto& tensor : tensors) {
     if (tensor.device() != backend_.device()) {
       throw ShapeError(fmt::format("axis {} is over NCCL: tensors must be on {}, not on {}", axis(),
                                    backend_.device().str(), tensor.device().str()));
     }
   }
-  c10::cuda::CUDAGuard guard(backend_.device());
-  CudaEvent ready;
-  ready.record(c10::cuda::getCurrentCUDAStream());
-  ready.hold_back(stream);
-  InFlight::Entry entry;
-  entry.start = std::make_shared<CudaEvent>();
-  entry.end = std::make_shared<CudaEvent>();
-  entry.recorder = &recorder();
-  entry.start->record(stream);
-  nccl_.group(call, [&](ncclComm_t comm) { check_nccl(issue(comm, stream), call, axis()); });
-  entry.end->record(stream);
-  return Work(std::make_unique<NcclPending>(std::move(entry), backend_.in_flight(), std::move(tensors), blocks));
+  auto& timeline = backend_.timeline();
+  auto operation = this->operation();
+  operation.tensors = std::move(tensors);
+  timeline.wait(lane, timeline.mark(Lane::Compute));
+  auto flight = std::make_shared<Flight>();
+  flight->recorder = &recorder();
+  flight->start = timeline.mark(lane);
+  flight->end = timeline.enqueue(lane, operation, [&](void* stream) {
+    nccl_.group(call, [&](ncclComm_t comm) {
+      check_nccl(issue(comm, static_cast<cudaStream_t>(stream)), call, axis());
+    });
+  });
+  return Work(std::make_unique<NcclPending>(std::move(flight), backend_, blocks));
 }
 
 Work NcclCommunicator::do_all_gather(at::Tensor full, at::Tensor shard) {
-  return launch("ncclAllGather", backend_.gathers(), {full, shard}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclAllGather", lane(Lane::Gather), {full, shard}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclAllGather(shard.const_data_ptr(), full.data_ptr(), shard.numel(), nccl_type(full), comm, stream);
   });
 }
 
 Work NcclCommunicator::do_reduce_scatter(at::Tensor shard, at::Tensor full, ReduceOp op) {
-  return launch("ncclReduceScatter", backend_.reductions(), {shard, full}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclReduceScatter", lane(Lane::Reduce), {shard, full}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclReduceScatter(full.const_data_ptr(), shard.data_ptr(), shard.numel(), nccl_type(full), nccl_op(op), comm,
                              stream);
   });
 }
 
 Work NcclCommunicator::do_all_reduce(at::Tensor tensor, ReduceOp op) {
-  return launch("ncclAllReduce", backend_.reductions(), {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclAllReduce", lane(Lane::Reduce), {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclAllReduce(tensor.const_data_ptr(), tensor.data_ptr(), tensor.numel(), nccl_type(tensor), nccl_op(op),
                          comm, stream);
   });
 }
 
 Work NcclCommunicator::do_broadcast(at::Tensor tensor, int root) {
-  return launch("ncclBroadcast", backend_.gathers(), {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclBroadcast", lane(Lane::Gather), {tensor}, [&](ncclComm_t comm, cudaStream_t stream) {
     return ncclBroadcast(tensor.const_data_ptr(), tensor.data_ptr(), tensor.numel(), nccl_type(tensor), root, comm,
                          stream);
   });
@@ -207,7 +245,7 @@ Work NcclCommunicator::do_broadcast(at::Tensor tensor, int root) {
 
 Work NcclCommunicator::do_all_to_all(at::Tensor out, at::Tensor in) {
   std::vector<std::int64_t> bytes(size(), static_cast<std::int64_t>(in.nbytes()) / size());
-  return launch("ncclSend/ncclRecv", backend_.gathers(), {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclSend/ncclRecv", lane(Lane::Exchange), {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
     return exchange(comm, stream, static_cast<char*>(out.data_ptr()), bytes,
                     static_cast<const char*>(in.const_data_ptr()), bytes);
   });
@@ -216,7 +254,7 @@ Work NcclCommunicator::do_all_to_all(at::Tensor out, at::Tensor in) {
 Work NcclCommunicator::do_all_to_all_v(at::Tensor out, at::Tensor in, std::vector<std::int64_t> out_rows,
                                        std::vector<std::int64_t> in_rows) {
   auto out_bytes = bytes_of_rows(std::move(out_rows), out), in_bytes = bytes_of_rows(std::move(in_rows), in);
-  return launch("ncclSend/ncclRecv", backend_.gathers(), {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
+  return launch("ncclSend/ncclRecv", lane(Lane::Exchange), {out, in}, [&](ncclComm_t comm, cudaStream_t stream) {
     return exchange(comm, stream, static_cast<char*>(out.data_ptr()), out_bytes,
                     static_cast<const char*>(in.const_data_ptr()), in_bytes);
   });
@@ -225,36 +263,11 @@ Work NcclCommunicator::do_all_to_all_v(at::Tensor out, at::Tensor in, std::vecto
 Work NcclCommunicator::do_barrier() {
   auto one = at::zeros({1}, at::device(backend_.device()).dtype(at::kInt));
   return launch(
-      "ncclAllReduce", backend_.reductions(), {one},
+      "ncclAllReduce", lane(Lane::Reduce), {one},
       [&](ncclComm_t comm, cudaStream_t stream) {
         return ncclAllReduce(one.const_data_ptr(), one.data_ptr(), 1, ncclInt32, ncclSum, comm, stream);
       },
       /*blocks=*/true);
-}
-
-std::vector<std::string> visible_devices() {
-  int count = 0;
-  // No driver or no device is an answer, not an error.
-  if (cudaGetDeviceCount(&count) != cudaSuccess) return {};
-  std::vector<std::string> devices;
-  for (int index = 0; index < count; ++index) {
-    char bus[32] = "";
-    check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, index), "cudaDeviceGetPCIBusId");
-    devices.emplace_back(bus);
-  }
-  return devices;
-}
-
-std::unique_ptr<DeviceBackend> make_device_backend(int index, std::chrono::milliseconds timeout) {
-  check_cuda(cudaSetDevice(index), "cudaSetDevice");
-  return std::make_unique<NcclBackend>(index, timeout);
-}
-
-std::string built_in_backends() {
-  int version = 0;
-  ncclGetVersion(&version);
-  return fmt::format("mpi, nccl {}.{}.{} (CUDA {}.{})", version / 10000, version / 100 % 100, version % 100,
-                     CUDART_VERSION / 1000, CUDART_VERSION / 10 % 100);
 }
 
 }  // namespace meshard

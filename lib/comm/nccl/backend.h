@@ -1,55 +1,73 @@
 #pragma once
-// Communicator over NCCL, for device tensors; and the DeviceBackend of a build with CUDA.
+// Communicator over NCCL, for device tensors; and the DeviceBackend that makes them. What runs beside what is said to a
+// Timeline alone, so the same code runs on a device and, over a stand-in for NCCL, on the host of a test.
 //
-// Two streams per device carry all axes: one for gathers (all_gather, broadcast, all_to_all), one for reductions
-// (reduce_scatter, all_reduce, barrier). An operation starts after what its caller's stream holds at its issue;
-// Work::wait() makes the stream that is current then wait for it, and lets go of the tensors: their memory may be used
-// again by that stream, so wait on the stream that they are used on.
-
-#include <c10/cuda/CUDAStream.h>
+// A lane carries all axes: gather (all_gather, broadcast), reduce (reduce_scatter, all_reduce, barrier), exchange
+// (all_to_all, all_to_all_v: what a layer computes next waits for it, so it must not queue behind a gather that was
+// issued ahead); and outer everything on dp_outer. An operation starts after what its caller's compute lane holds at its
+// issue; Work::wait() makes the compute lane that is current then wait for it, and lets go of the tensors: their memory
+// may be used again by that lane, so wait where they are used.
+//
+// All ranks launch the same operations in the same order over all axes together, as they run the same program on the
+// same model (DESIGN.md section 4): NCCL may then run communicators beside each other without a deadlock. Where one
+// communicator is used from two lanes (dp_outer never is; the world's axis may be), NCCL itself runs its operations one
+// after the other, which is allowed and costs overlap only.
 
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <set>
 
-#include "comm/nccl/cuda_support.h"
+#include "comm/ledger.h"
 #include "comm/nccl/device_backend.h"
 #include "comm/nccl/support.h"
+#include "comm/timeline/timeline.h"
 
 namespace meshard {
 
-/// The collectives that the device has not finished. Entered by the thread that communicates, looked at by the
-/// watchdog's.
+/// One collective, from its issue until it is reported.
+struct Flight {
+  CallRecord call;
+  TokenPtr start, end;               ///< on its lane
+  TokenPtr before_wait, after_wait;  ///< on the compute lane; none before it is waited for
+  Recorder* recorder = nullptr;
+};
+
+/// The collectives that were not reported to their recorders yet. Entered by the thread that communicates, looked at by
+/// the watchdog's.
 class InFlight {
  public:
-  struct Entry {
-    CallRecord call;
-    std::shared_ptr<CudaEvent> start, end;
-    Recorder* recorder = nullptr;
-  };
-
-  /// Local. Adds one, and reports those to their recorders that are done.
-  void add(Entry entry);
+  /// Local. `anchor`: a point that is done now, from which times on the device are counted.
+  void begin_at(TokenPtr anchor);
+  void add(std::shared_ptr<Flight> flight);
+  /// Local. The compute lane was made to wait for it between the two points.
+  void waited(Flight& flight, TokenPtr before, TokenPtr after);
+  /// Local. Reports those that are done.
+  void collect();
   /// Local. Any thread. Sequence number of the first one that is not done; 0: none.
   std::uint64_t oldest() const;
 
  private:
+  CallTimes times_of(const Flight& flight);
+
   mutable std::mutex mutex_;
-  std::deque<Entry> entries_;  ///< in order of issue
+  std::deque<std::shared_ptr<Flight>> flights_;  ///< in order of issue
+  TokenPtr anchor_;
+  double anchor_seconds_ = 0.0;  ///< of it, on the clock of steady_seconds()
 };
 
 class NcclBackend : public DeviceBackend {
  public:
-  NcclBackend(int index, std::chrono::milliseconds timeout);
+  /// Local. Throws CommError if NCCL is not the one that this build needs.
+  NcclBackend(std::unique_ptr<Timeline> timeline, std::chrono::milliseconds timeout);
 
-  at::Device device() const override { return at::Device(at::kCUDA, gathers_.device_index()); }
+  at::Device device() const override { return timeline_->device(); }
   std::unique_ptr<Communicator> make_communicator(MpiComm comm, MPI_Comm world, const std::string& axis,
                                                   Recorder& recorder) override;
   std::uint64_t oldest_unfinished() override;
+  void collect() override { in_flight_.collect(); }
 
-  cudaStream_t gathers() const { return gathers_.stream(); }
-  cudaStream_t reductions() const { return reductions_.stream(); }
+  Timeline& timeline() { return *timeline_; }
   InFlight& in_flight() { return in_flight_; }
 
   /// Local. A communicator that the watchdog is to look after, until it is forgotten.
@@ -58,7 +76,7 @@ class NcclBackend : public DeviceBackend {
 
  private:
   std::chrono::milliseconds timeout_;
-  c10::cuda::CUDAStream gathers_, reductions_;
+  std::unique_ptr<Timeline> timeline_;
   InFlight in_flight_;
   std::mutex mutex_;
   std::set<NcclComm*> watched_;
@@ -83,7 +101,8 @@ class NcclCommunicator : public Communicator {
 
  private:
   using Issue = std::function<ncclResult_t(ncclComm_t, cudaStream_t)>;
-  Work launch(std::string_view call, cudaStream_t stream, std::vector<at::Tensor> tensors, const Issue& issue,
+  Lane lane(Lane inner) const;
+  Work launch(std::string_view call, Lane lane, std::vector<at::Tensor> tensors, const Issue& issue,
               bool blocks = false);
 
   MpiComm comm_;

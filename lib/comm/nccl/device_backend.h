@@ -1,6 +1,6 @@
 #pragma once
-// What a build with CUDA adds to a World: device discovery, and communicators over NCCL. A build without links
-// no_device_backend.cpp, in which there are no devices.
+// What devices add to a World: their discovery, and communicators over NCCL. A build with CUDA links
+// cuda_device_backend.cpp; one without no_device_backend.cpp, in which there are no devices.
 
 #include <c10/core/Device.h>
 
@@ -13,6 +13,8 @@
 #include "comm/mpi/support.h"
 
 namespace meshard {
+
+class MpiEngine;
 
 class DeviceBackend {
  public:
@@ -28,14 +30,26 @@ class DeviceBackend {
   /// looks for errors of communicators, and aborts those that have one: what waits for them on the device then ends,
   /// and their next use throws CommError.
   virtual std::uint64_t oldest_unfinished() = 0;
+
+  /// Local. Reports the collectives that are done, and were not reported yet, to their recorders.
+  virtual void collect() = 0;
 };
 
-/// Local. PCI bus ids of the devices that this process sees, in CUDA's order. Touches no device.
-std::vector<std::string> visible_devices();
+/// The devices that a World may take, and who communicates between them: those of this build, or those of a test.
+class DeviceDriver {
+ public:
+  virtual ~DeviceDriver() = default;
 
-/// Local. Makes device `index` the current one and returns its backend. Throws CommError if CUDA or NCCL will not have
-/// it.
-std::unique_ptr<DeviceBackend> make_device_backend(int index, std::chrono::milliseconds timeout);
+  /// Local. Names (of CUDA PCI bus ids) of the devices that this process sees, in their order. Touches no device.
+  virtual std::vector<std::string> visible() = 0;
+
+  /// Local. Makes device `index` the current one and returns its backend. `engine` moves what MPI carries while this
+  /// rank waits, and lives longer. Throws CommError if the device or its library will not have it.
+  virtual std::unique_ptr<DeviceBackend> make(int index, std::chrono::milliseconds timeout, MpiEngine& engine) = 0;
+};
+
+/// Those of this build: none without CUDA.
+DeviceDriver& built_in_devices();
 
 /// Local. "mpi", or "mpi, nccl 2.27.3 (CUDA 13.0)": what this build can do.
 std::string built_in_backends();

@@ -3,12 +3,19 @@
 
 namespace meshard {
 
-std::vector<std::string> visible_devices() {
-  return {};
-}
+namespace {
+class NoDevices : public DeviceDriver {
+ public:
+  std::vector<std::string> visible() override { return {}; }
+  std::unique_ptr<DeviceBackend> make(int, std::chrono::milliseconds, MpiEngine&) override {
+    throw CommError("this build has no CUDA: use comm.backend mpi");
+  }
+};
+}  // namespace
 
-std::unique_ptr<DeviceBackend> make_device_backend(int, std::chrono::milliseconds) {
-  throw CommError("this build has no CUDA: use comm.backend mpi");
+DeviceDriver& built_in_devices() {
+  static NoDevices devices;
+  return devices;
 }
 
 std::string built_in_backends() {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <link.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <set>
@@ -47,9 +48,21 @@ ncclUniqueId share_unique_id(MPI_Comm comm, const std::string& axis) {
 
 }  // namespace
 
-std::string check_nccl_version() {
+namespace {
+int version_number() {
+  ::setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
   int version = 0;
   check_nccl(ncclGetVersion(&version), "ncclGetVersion", "world");
+  return version;
+}
+}  // namespace
+
+std::string nccl_version() {
+  return version_text(version_number());
+}
+
+std::string check_nccl_version() {
+  auto version = version_number();
   if (version < NCCL_VERSION_CODE || version / 10000 != NCCL_MAJOR) {
     throw CommError(
         fmt::format("NCCL {} was loaded, but this build was made with the headers of {}: check "

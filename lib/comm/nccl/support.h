@@ -12,6 +12,10 @@
 
 namespace meshard {
 
+/// Local. The version of the NCCL that runs, as "2.27.3". Before NCCL reads its settings (it does at its first use): its
+/// communicators run in the order in which the program launches them, unless the user has set NCCL_LAUNCH_ORDER_IMPLICIT.
+std::string nccl_version();
+
 /// Local. The version of the NCCL that runs, as "2.27.3". Throws CommError if it is older than, or of another major
 /// version than, the headers of this build, or if several are loaded.
 std::string check_nccl_version();

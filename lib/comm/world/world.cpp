@@ -59,9 +59,10 @@ void World::choose_backend(const WorldOptions& options) {
 }
 
 void World::choose_device(const WorldOptions& options) {
+  auto& driver = options.devices ? *options.devices : built_in_devices();
   std::vector<std::vector<std::string>> visible;
   std::vector<int> neighbours;
-  auto texts = gather_texts(fmt::format("{}", fmt::join(visible_devices(), " ")));
+  auto texts = gather_texts(fmt::format("{}", fmt::join(driver.visible(), " ")));
   for (int other = 0; other < size(); ++other) {
     if (places()[other].host != place().host) continue;
     neighbours.push_back(other);
@@ -78,12 +79,13 @@ void World::choose_device(const WorldOptions& options) {
     throw ConfigError(fmt::format("no CUDA device: use comm.backend mpi ({})", *first));
   }
   try {
-    state_->devices = make_device_backend(*chosen, options.timeout);
+    state_->devices = driver.make(*chosen, options.timeout, *state_->engine);
   } catch (const std::exception& error) {
     problem = error.what();
   }
   raise_together(problem);
   state_->watchdog->set_probe([devices = state_->devices.get()] { return devices->oldest_unfinished(); });
+  state_->recorder->add_collector([devices = state_->devices.get()] { devices->collect(); });
   auto names = gather_texts(state_->devices->device().str());
   for (int other = 0; other < size(); ++other) state_->places[other].device = names[other];
 }

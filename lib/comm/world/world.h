@@ -31,12 +31,15 @@ enum class Backend { Auto, Mpi, Nccl };
 /// Who moves the messages of the mpi backend while this rank computes. Auto: a thread where ranks are on several hosts.
 enum class MpiProgress { Auto, Thread, None };
 
+class DeviceDriver;
+
 struct WorldOptions {
   Backend backend = Backend::Auto;  ///< Auto: nccl where every rank has a CUDA device of its own, else mpi
   MpiProgress progress = MpiProgress::Auto;
   std::chrono::seconds timeout{600};  ///< the watchdog's patience (comm.timeout_s)
   std::filesystem::path dump_dir;     ///< rings and hang summaries; empty: a temporary folder
   std::optional<int> expect_ranks;    ///< --expect-ranks
+  DeviceDriver* devices = nullptr;    ///< whose devices nccl uses; null: those of this build. Must live longer
 };
 
 /// Where one rank runs.

@@ -1,0 +1,64 @@
+#include "comm/timeline/timeline.h"
+
+#include "base/error.h"
+
+namespace meshard {
+
+std::string_view lane_name(Lane lane) {
+  switch (lane) {
+    case Lane::Compute:
+      return kComputeLane;
+    case Lane::Gather:
+      return "gather";
+    case Lane::Reduce:
+      return "reduce";
+    case Lane::Outer:
+      return "outer";
+    case Lane::Exchange:
+      return "exchange";
+    case Lane::Copy:
+      return "copy";
+  }
+  throw LogicError("unknown lane");
+}
+
+TokenPtr Timeline::mark(Lane lane) {
+  auto token = do_mark(lane);
+  if (auto* checker = OrderChecker::active()) token->clock_ = checker->point(lane_name(lane));
+  return token;
+}
+
+TokenPtr Timeline::enqueue(Lane lane, const Operation& operation, const Body& body) {
+  auto* checker = OrderChecker::active();
+  if (checker) checker->access(lane_name(lane), operation);
+  auto token = do_enqueue(lane, operation, body);
+  token->held_ = operation.tensors;
+  token->before_ = std::exchange(waited_[static_cast<int>(lane)], {});
+  if (checker) token->clock_ = checker->point(lane_name(lane));
+  return token;
+}
+
+void Timeline::wait(Lane lane, const TokenPtr& token) {
+  do_wait(lane, *token);
+  if (auto* checker = OrderChecker::active()) checker->join(lane_name(lane), token->clock_);
+  if (lane == Lane::Compute) {
+    let_go(*token);
+  } else {
+    waited_[static_cast<int>(lane)].push_back(token);
+  }
+}
+
+void Timeline::host_wait(const TokenPtr& token) {
+  ++host_waits_;
+  do_host_wait(*token);
+  // Whatever any lane is given from now on is given after it.
+  if (auto* checker = OrderChecker::active()) checker->join_all(token->clock_);
+  let_go(*token);
+}
+
+void Timeline::let_go(Token& token) {
+  token.held_.clear();
+  for (auto& each : std::exchange(token.before_, {})) let_go(*each);
+}
+
+}  // namespace meshard
