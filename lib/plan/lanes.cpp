@@ -21,7 +21,7 @@ struct Head {
 
 class Lanes {
  public:
-  explicit Lanes(const std::vector<Operation>& operations)
+  explicit Lanes(const std::vector<StepOperation>& operations)
       : operations_(operations), spans_(operations.size()), done_(operations.size(), 0) {
     for (OperationId id = 0; id < std::ssize(operations); ++id) {
       for (auto before : operations[id].after) {
@@ -41,9 +41,9 @@ class Lanes {
   }
 
  private:
-  const Operation& current(const Head& head) const { return operations_[head.queue[head.next]]; }
+  const StepOperation& current(const Head& head) const { return operations_[head.queue[head.next]]; }
 
-  bool ready(const Operation& operation) const {
+  bool ready(const StepOperation& operation) const {
     return std::ranges::all_of(operation.after, [&](auto id) { return id == kNothing || done_[id]; });
   }
 
@@ -58,7 +58,7 @@ class Lanes {
   }
 
   /// How many operations share the link of `operation`.
-  double sharers(const Operation& operation) const {
+  double sharers(const StepOperation& operation) const {
     if (operation.link == LinkKind::None) return 1.0;
     return static_cast<double>(std::ranges::count_if(heads_, [&](const Head& head) {
       return head.running && head.fixed_left <= 0.0 && current(head).link == operation.link;
@@ -103,7 +103,7 @@ class Lanes {
     return left < 1e-12 * before ? 0.0 : left;
   }
 
-  const std::vector<Operation>& operations_;
+  const std::vector<StepOperation>& operations_;
   std::vector<Span> spans_;
   std::vector<char> done_;
   std::array<Head, kLaneNames.size()> heads_;
@@ -112,7 +112,7 @@ class Lanes {
 
 }  // namespace
 
-std::vector<Span> run_lanes(const std::vector<Operation>& operations) {
+std::vector<Span> run_lanes(const std::vector<StepOperation>& operations) {
   return Lanes(operations).run();
 }
 

@@ -8,13 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "comm/timeline/lane.h"
 #include "mesh/mesh_shape.h"
 
 namespace meshard {
-
-enum class Lane { Compute, Gather, Reduce, Outer, Exchange };
-
-inline constexpr std::array<const char*, 5> kLaneNames = {"compute", "gather", "reduce", "outer", "exchange"};
 
 /// What an operation is held up by while it moves its bytes.
 enum class LinkKind { None, Node, Network };
@@ -23,7 +20,7 @@ enum class LinkKind { None, Node, Network };
 using OperationId = int;
 inline constexpr OperationId kNothing = -1;
 
-struct Operation {
+struct StepOperation {
   const char* what = "";  ///< "forward", "all_gather", ...
   int unit = -1;          ///< of the plan; -1: of none
   Lane lane = Lane::Compute;
@@ -41,6 +38,6 @@ struct Span {
 
 /// Local. When each operation runs. Of n operations that move bytes over one link at once, each moves 1/n as fast as
 /// alone. LogicError for an operation that waits for a later one.
-std::vector<Span> run_lanes(const std::vector<Operation>& operations);
+std::vector<Span> run_lanes(const std::vector<StepOperation>& operations);
 
 }  // namespace meshard

@@ -11,7 +11,7 @@ StepIssuer::StepIssuer(const MeshShape& mesh, const Hardware& hardware) : hardwa
   for (auto& info : kAxes) links_[info.axis] = axis_link(mesh, info.axis, hardware);
 }
 
-OperationId StepIssuer::issue(Operation operation, const Ids& after) {
+OperationId StepIssuer::issue(StepOperation operation, const Ids& after) {
   if (after.size() > operation.after.size()) throw LogicError("an operation waits for too many others");
   std::ranges::copy(after, operation.after.begin());
   operations_.push_back(operation);
@@ -77,7 +77,7 @@ void StepIssuer::wait(Ids& operations) {
       last_compute_ = issue({.what = from.what, .unit = from.unit, .axis = from.axis, .fixed_s = core->second}, {});
     }
     waited_.push_back(id);
-    if (waited_.size() == Operation{}.after.size()) compute("wait", -1, 0.0);
+    if (waited_.size() == StepOperation{}.after.size()) compute("wait", -1, 0.0);
   }
   operations.clear();
 }

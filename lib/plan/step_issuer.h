@@ -34,10 +34,10 @@ class StepIssuer {
   void wait(Ids& operations);
 
   /// Local. All that was issued.
-  std::vector<Operation> take() { return std::move(operations_); }
+  std::vector<StepOperation> take() { return std::move(operations_); }
 
  private:
-  OperationId issue(Operation operation, const Ids& after);
+  OperationId issue(StepOperation operation, const Ids& after);
   /// `reduced`: the part of the bytes that is folded where it comes in.
   OperationId collective(const char* what, int unit, Lane lane, Axis axis, std::int64_t bytes, double reduced,
                          Ids after);
@@ -45,7 +45,7 @@ class StepIssuer {
 
   const Hardware& hardware_;
   std::map<Axis, AxisLink> links_;
-  std::vector<Operation> operations_;
+  std::vector<StepOperation> operations_;
   std::map<OperationId, double> core_seconds_;  ///< that a wait takes
   OperationId last_compute_ = kNothing;
   Ids waited_;

@@ -30,7 +30,7 @@ struct AxisTime {
 };
 
 struct StepPrediction {
-  std::vector<Operation> operations;  ///< in the order of their issue
+  std::vector<StepOperation> operations;  ///< in the order of their issue
   std::vector<Span> spans;            ///< of each operation
   double seconds = 0.0;
   double compute_s = 0.0;         ///< of it: computation

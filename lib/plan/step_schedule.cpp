@@ -34,7 +34,7 @@ class Schedule : StepIssuer {
     find_stops();
   }
 
-  std::vector<Operation> whole_step() {
+  std::vector<StepOperation> whole_step() {
     refresh();
     auto microbatches = config_.accumulation_steps(plan_.mesh.data_parallel_ranks());
     for (std::int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
@@ -324,7 +324,7 @@ class Schedule : StepIssuer {
 
 }  // namespace
 
-std::vector<Operation> step_operations(const Plan& plan, const Hardware& hardware) {
+std::vector<StepOperation> step_operations(const Plan& plan, const Hardware& hardware) {
   return Schedule(plan, hardware).whole_step();
 }
 

@@ -11,6 +11,6 @@ namespace meshard {
 
 /// Local. From the refresh of the weights that the last step's optimizer left to the end of this step's optimizer.
 /// ConfigError as axis_link().
-std::vector<Operation> step_operations(const Plan& plan, const Hardware& hardware);
+std::vector<StepOperation> step_operations(const Plan& plan, const Hardware& hardware);
 
 }  // namespace meshard

@@ -18,7 +18,7 @@ Json sort_event(int lane) {
   return {{"name", "thread_sort_index"}, {"ph", "M"}, {"pid", 0}, {"tid", lane}, {"args", {{"sort_index", lane}}}};
 }
 
-Json span_event(const Operation& operation, const Span& span, const Plan& plan) {
+Json span_event(const StepOperation& operation, const Span& span, const Plan& plan) {
   auto unit = operation.unit < 0 ? std::string() : plan.units[operation.unit].name;
   Json args = Json::object();
   if (!unit.empty()) args["unit"] = unit;
@@ -41,7 +41,7 @@ Json trace_json(const StepPrediction& step, const Plan& plan) {
   events.push_back(
       name_event("process_name", 0, fmt::format("{}, one rank of {}", plan.config.run.name, plan.mesh.ranks())));
   for (int lane = 0; lane < static_cast<int>(kLaneNames.size()); ++lane) {
-    events.push_back(name_event("thread_name", lane, kLaneNames[lane]));
+    events.push_back(name_event("thread_name", lane, std::string(kLaneNames[lane])));
     events.push_back(sort_event(lane));
   }
   for (std::size_t id = 0; id < step.operations.size(); ++id) {

@@ -38,11 +38,11 @@ Hardware slow_cores(int ranks_per_node) {
   return hardware;
 }
 
-Operation computes(double seconds, std::array<OperationId, 4> after = {-1, -1, -1, -1}) {
+StepOperation computes(double seconds, std::array<OperationId, 4> after = {-1, -1, -1, -1}) {
   return {.what = "forward", .fixed_s = seconds, .after = after};
 }
 
-Operation sends(Lane lane, LinkKind link, double latency, double transfer, std::array<OperationId, 4> after) {
+StepOperation sends(Lane lane, LinkKind link, double latency, double transfer, std::array<OperationId, 4> after) {
   return {.what = "all_gather",
           .lane = lane,
           .axis = Axis::DpShard,

@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/timeline/lane.h"
+
 namespace meshard {
 
 /// [begin, end) in memory.
@@ -34,7 +36,7 @@ struct Operation {
 };
 
 /// The lane of the caller's own tensor operations.
-inline constexpr std::string_view kComputeLane = "compute";
+inline constexpr auto kComputeLane = lane_name(Lane::Compute);
 
 class OrderChecker {
  public:

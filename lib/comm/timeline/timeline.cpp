@@ -1,26 +1,6 @@
 #include "comm/timeline/timeline.h"
 
-#include "base/error.h"
-
 namespace meshard {
-
-std::string_view lane_name(Lane lane) {
-  switch (lane) {
-    case Lane::Compute:
-      return kComputeLane;
-    case Lane::Gather:
-      return "gather";
-    case Lane::Reduce:
-      return "reduce";
-    case Lane::Outer:
-      return "outer";
-    case Lane::Exchange:
-      return "exchange";
-    case Lane::Copy:
-      return "copy";
-  }
-  throw LogicError("unknown lane");
-}
 
 TokenPtr Timeline::mark(Lane lane) {
   auto token = do_mark(lane);

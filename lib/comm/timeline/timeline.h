@@ -16,16 +16,10 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/timeline/lane.h"
 #include "comm/timeline/order_checker.h"
 
 namespace meshard {
-
-/// Compute is where the caller's own tensor operations run; Copy is for copies between host and device.
-enum class Lane { Compute, Gather, Reduce, Outer, Exchange, Copy };
-inline constexpr int kLaneCount = 6;
-
-/// Local. "compute", "gather", ...
-std::string_view lane_name(Lane lane);
 
 /// A point of a lane. Made by a Timeline, and outlived by it.
 class Token : public std::enable_shared_from_this<Token> {
