@@ -12,11 +12,12 @@
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
-work=$(mktemp -d)
+work=$(mktemp -d) child=
 nodes=("meshard-$$-0" "meshard-$$-1")
 
 cleanup() {
   local node pid
+  [[ -n $child ]] && kill "$child" 2>/dev/null
   for node in "${nodes[@]}"; do
     for pid in $(ip netns pids "$node" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done
     ip netns delete "$node" 2>/dev/null || true
@@ -59,4 +60,7 @@ for i in 0 1; do
 done
 
 python=${PYTHON:-.venv/bin/python}
-PYTHONPATH=tests/bench "$python" tests/bench/network.py --agent "$work/enter_node" --nodes "${nodes[@]}" "$@"
+# In the background, so that a signal ends it at once and not after the run that is under way.
+PYTHONPATH=tests/bench "$python" -B tests/bench/network.py --agent "$work/enter_node" --nodes "${nodes[@]}" "$@" &
+child=$!
+wait "$child"

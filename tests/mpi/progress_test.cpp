@@ -5,6 +5,7 @@
 #include <ATen/ops/randn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <filesystem>
@@ -90,6 +91,12 @@ class Broken : public MpiOperation {
   bool step() override { throw CommError("the cable is out"); }
 };
 
+class Endless : public MpiOperation {
+ public:
+  bool step() override { return ++steps < 0; }
+  std::atomic<int> steps = 0;
+};
+
 }  // namespace
 
 // Catches: operations that go on only while somebody waits; a thread that folds in another order, or two that step one
@@ -125,6 +132,29 @@ BOOST_FIXTURE_TEST_CASE(an_error_belongs_to_its_operation, OwnEngine) {
     engine.remove(*gather);
     engine.remove(broken);
   }
+}
+
+// Catches: a thread that goes on with what an exception left behind, through a communicator that is gone, or after its
+// end.
+BOOST_FIXTURE_TEST_CASE(what_is_left_behind_ends_with_its_channel, OwnEngine) {
+  engine.start_thread();
+  Endless left, other;
+  MpiChannel another = channel;
+  {
+    std::lock_guard lock(engine.mutex());
+    engine.add(left, channel);
+    engine.add(other, another);
+  }
+  BOOST_TEST(compute_until([&] { return left.steps > 3; }, kPatience));
+  engine.remove_all(channel);
+  auto steps = left.steps.load(), others = other.steps.load();
+  BOOST_TEST(compute_until([&] { return other.steps > others + 3; }, kPatience));
+  BOOST_TEST(left.steps == steps);
+  engine.stop_thread();
+  others = other.steps;
+  compute_until([] { return false; }, 0.05);
+  BOOST_TEST(other.steps == others);
+  engine.remove(other);
 }
 
 // Catches: busy time up to the wait instead of up to completion; time waited that is booked though nothing was left to
