@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/kernels.cu, and each kernel is in it for both elements and
-# for whole and single vectors. Catches: a kernel that is never made, which a CPU build would not miss when it links.
+# nn_cuda_code_test.sh NVCC OBJECT: the build has compiled lib/nn/kernels.cu, and each kernel is in it for both elements
+# and for whole and single vectors. Catches: a kernel that is never made, which a CPU build would not miss when it links.
 set -u
 nvcc=$1 object=$2
 if [[ -z $nvcc ]]; then
@@ -11,7 +11,8 @@ fi
 names=$(nm -C "$object")
 rc=0
 expect() {  # kernel body versions
-  found=$(grep -oE "void meshard::kernels::.*$1<meshard::kernels::$2<[^(]*\(" <<<"$names" | grep -v device_stub | sort -u | wc -l)
+  found=$(grep -oE "void meshard::kernels::.*$1<meshard::kernels::$2<[^(]*\(" <<<"$names" | grep -v device_stub |
+          sort -u | wc -l)
   ((found == $3)) || { echo "$1 over $2: $found versions in $object, expected $3"; rc=1; }
 }
 expect over_rows RmsNormForwardRow 4
