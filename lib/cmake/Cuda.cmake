@@ -1,6 +1,6 @@
 # The NCCL backend. It needs the CUDA runtime and nvcc, nccl.h with its library, and a LibTorch with CUDA; with all of
-# them, MESHARD_WITH_CUDA is on. With the headers of CUDA and NCCL alone, MESHARD_CHECK_NCCL is on: the sources are compiled, so
-# that they cannot rot, but not linked (lib/comm/CMakeLists.txt). Sets MESHARD_CUDA_INCLUDES and
+# them, MESHARD_WITH_CUDA is on. With the headers of CUDA and NCCL alone, MESHARD_CHECK_NCCL is on: the sources are
+# compiled, so that they cannot rot, but not linked (lib/comm/CMakeLists.txt). Sets MESHARD_CUDA_INCLUDES and
 # MESHARD_CUDA_LINKS; MESHARD_NVCC (empty: not found) and MESHARD_CUDA_ARCHITECTURES for the kernels (lib/nn).
 #   MESHARD_CUDA   AUTO (what is found), ON (an error that says what is missing) or OFF
 #   NCCL_ROOT      a prefix with include/nccl.h and lib/libnccl.so*; otherwise the nvidia-nccl package beside torch, which

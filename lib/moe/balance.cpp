@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/hash.h"
 #include "module/device_path.h"
@@ -96,16 +97,16 @@ StepBalance Balance::end_step(bool update) {
 }
 
 at::Tensor Balance::step_numbers() {
-  std::vector<at::Tensor> numbers{reduced_counts().to(at::kDouble).view({-1})};
+  std::vector<at::Tensor> numbers{reduced_counts().view(at::kDouble).view({-1})};
   for (auto* layer : layers_.list()) numbers.push_back(layer->router().tally_numbers().to(numbers.front().device()));
   return at::cat(numbers);
 }
 
-// Counts are below 2^53: fp64 holds them.
+// Counts travel as their bits.
 at::Tensor Balance::counts_of(std::span<const double> numbers) const {
   auto layers = static_cast<std::int64_t>(layers_.list().size());
   auto counts = at::empty({layers, layers_.options().n_routed_experts}, at::kLong);
-  std::copy_n(numbers.begin(), counts.numel(), counts.mutable_data_ptr<std::int64_t>());
+  std::memcpy(counts.mutable_data_ptr<std::int64_t>(), numbers.data(), counts.nbytes());
   return counts;
 }
 

@@ -50,7 +50,7 @@ class Balance {
   StepBalance end_step(bool update);
 
   /// The same in two parts, for whoever reads all of a step's numbers together. Collective over world (the all-reduce),
-  /// without a wait for the device: fp64 1-D on the world's device.
+  /// without a wait for the device: fp64 1-D, counts as the bits of int64, on the world's device.
   at::Tensor step_numbers();
   /// Collective over world (control). `numbers`: what step_numbers() gave, read.
   StepBalance end_step(bool update, std::span<const double> numbers);
