@@ -135,4 +135,22 @@ def variants():
                 expect(f"{label} variants, {name}: {key} as on one rank (worst {worst:.1e})", worst <= tolerance, run)
 
 
+@case
+def progress():
+    """Catches: a thread that moves messages and changes a bit of a result; communication longer than its step, exposed
+    time that is not the sum of its axes, or that is lost."""
+    runs = {}
+    for way in ("none", "thread"):
+        run, metrics = run_on(MESHES["hfsdp on 2 x 2"], f"progress {way}", **{"comm.progress": way, "train.steps": 6})
+        runs[way] = [metrics.numbers(key) for key in ("loss", "grad_norm")]
+        for line in metrics.steps:
+            exposed = {axis: float(ms) for axis, ms in line["comm_exposed_ms"].items()}
+            waited, busy, step = (float(ms) for ms in (line["comm_ms"], line["comm_busy_ms"], line["step_ms"]["max"]))
+            good = (set(exposed) == {"dp_outer", "dp_shard"} and min(exposed.values()) > 0 and
+                    abs(sum(exposed.values()) - waited) < 1e-6 and 0 < waited <= step and 0 < busy <= step)
+            if not expect(f"progress {way}: times of communication in step {line['step']}", good, line):
+                break
+    expect("progress thread: the same numbers as without, to the bit", runs["thread"] == runs["none"], runs)
+
+
 main()
