@@ -6,7 +6,7 @@ Every round runs all links of a mesh and accumulation in turn, Meshard and then 
   exposed     comm_ms of a step of rank 0: the share of the step in which computation waited for communication
   busy        comm_busy_ms: the share in which something was on the way
 """
-import argparse, json, os, shlex, statistics, subprocess, sys
+import argparse, json, os, shlex, shutil, statistics, subprocess, sys
 
 from compare import BENCH, OUT, PEER, ROOT, TEXT, machine, read_metrics
 
@@ -42,6 +42,7 @@ def finish(children, what):
 def meshard(options, mesh, accumulation, progress):
     ranks, outer = MESHES[mesh]
     run_dir = OUT / f"network-{mesh}"
+    shutil.rmtree(run_dir, ignore_errors=True)   # with the lock of a run that was killed
     steps = options.skip + max(3, options.steps // accumulation)
     settings = {"parallel.strategy": mesh, "parallel.dp_outer": outer, "train.steps": steps,
                 "train.global_batch_size": 2 * ranks * 8 * accumulation, "lr_schedule.warmup_steps": 1}

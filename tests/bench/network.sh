@@ -17,7 +17,7 @@ nodes=("meshard-$$-0" "meshard-$$-1")
 
 cleanup() {
   local node pid
-  [[ -n $child ]] && kill "$child" 2>/dev/null
+  [[ -z $child ]] || kill "$child" 2>/dev/null || true
   for node in "${nodes[@]}"; do
     for pid in $(ip netns pids "$node" 2>/dev/null); do kill -KILL "$pid" 2>/dev/null || true; done
     ip netns delete "$node" 2>/dev/null || true
