@@ -1,5 +1,5 @@
 # Checkpoints from every mesh to every other: one program, run twice on each number of ranks.
-add_executable(mpi_checkpoint_reshard checkpoint_reshard_test.cpp $<TARGET_OBJECTS:mpi_main>)
+add_executable(mpi_checkpoint_reshard checkpoint_reshard_test.cpp $<TARGET_OBJECTS:mpi_main> ${nccl_stub_objects})
 set(T_DOORS train comm)
 set(T_TENSORS ON)
 _meshard_test_target(mpi_checkpoint_reshard)
