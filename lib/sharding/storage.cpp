@@ -4,6 +4,8 @@
 #include <ATen/ops/set.h>
 #include <c10/core/StorageImpl.h>
 
+#include "comm/timeline/order_checker.h"
+
 namespace meshard {
 
 namespace {
@@ -38,6 +40,7 @@ at::Tensor BufferPool::acquire(std::int64_t bytes) {
   if (found != free_.end() && found->first < 2 * std::max<std::int64_t>(bytes, 1)) {
     auto block = std::move(found->second);
     free_.erase(found);
+    note_write("a block of the pool that is taken", block);
     return block;
   }
   allocated_ += bytes;
@@ -45,6 +48,7 @@ at::Tensor BufferPool::acquire(std::int64_t bytes) {
 }
 
 void BufferPool::give_back(at::Tensor block) {
+  note_write("a block of the pool that is given back", block);
   auto bytes = block.numel();
   free_.emplace(bytes, std::move(block));
 }
