@@ -34,7 +34,7 @@ BOOST_FIXTURE_TEST_SUITE(nccl_faults, OneAxis)
 // Catches: an error of the checker where nothing is wrong.
 BOOST_AUTO_TEST_CASE(work_that_is_waited_for_is_in_order) {
   auto axis = world.split(0, rank, "dp_shard");
-  auto shard = at::full({5}, rank), full = at::zeros({5 * n});
+  auto shard = at::full({5}, 1.0 * rank), full = at::zeros({5 * n});
   axis->all_gather(full, shard, {"layer 0"}).wait();
   BOOST_TEST(!at::isnan(full).any().item<bool>());
   axis->reduce_scatter(shard, full, ReduceOp::Sum).wait();
@@ -45,7 +45,7 @@ BOOST_AUTO_TEST_CASE(work_that_is_waited_for_is_in_order) {
 // Catches: a use of gathered parameters that does not wait for them: the lanes run late and the values are spoiled.
 BOOST_AUTO_TEST_CASE(a_dropped_wait_shows_as_nan_and_is_named) {
   auto axis = world.split(0, rank, "dp_shard");
-  auto shard = at::full({5}, rank), full = at::zeros({5 * n});
+  auto shard = at::full({5}, 1.0 * rank), full = at::zeros({5 * n});
   timeline.drop_next_wait(Lane::Compute, Lane::Gather);
   axis->all_gather(full, shard, {"layer 0"}).wait();
   BOOST_TEST(at::isnan(full).all().item<bool>());
