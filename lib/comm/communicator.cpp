@@ -178,7 +178,8 @@ void Communicator::check_apart(std::string_view operation, const at::Tensor& out
 Work Communicator::all_gather(at::Tensor full, at::Tensor shard, const CallInfo& info) {
   check_pair("all_gather", full, shard);
   if (size_ == 1) return copy_flat(full, shard), Work();
-  auto call = enter("all_gather", gather_bytes(bytes_of(full), size_), info, {{range_of(shard)}, {range_of(full)}, {shard}});
+  auto call =
+      enter("all_gather", gather_bytes(bytes_of(full), size_), info, {{range_of(shard)}, {range_of(full)}, {shard}});
   return record(do_all_gather(std::move(full), std::move(shard)), std::move(call));
 }
 
@@ -203,7 +204,8 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, const CallInfo& in
   check("all_reduce", tensor);
   check_reduction("all_reduce", axis_, tensor, op);
   if (size_ == 1) return Work();
-  auto call = enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info, {{range_of(tensor)}, {range_of(tensor)}});
+  auto call =
+      enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info, {{range_of(tensor)}, {range_of(tensor)}});
   return record(do_all_reduce(std::move(tensor), op), std::move(call));
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // Whether what runs at the same time keeps its hands off each other's memory: a happens-before checker. Each lane has
 // a vector clock; every operation says which bytes it reads and writes. Two accesses to a byte, one of them a write, of
-// which neither is known to come after the other, are an error, whether or not it went well this time. DESIGN.md
-// section 10.
+// which neither is known to come after the other, are an error, whether or not it went well this time.
+// comm/DESIGN.md section 10.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 #pragma once
 // What runs beside what on a device: lanes, each in order, and the points at which one lane waits for another. All of
 // a backend's order is said in these words, so that it can run on a device, on the host of a test, and be checked.
-// DESIGN.md section 10.
+// comm/DESIGN.md section 10.
 //
 //   timeline.wait(Lane::Gather, timeline.mark(Lane::Compute));    // not before what computes has come to here
 //   auto done = timeline.enqueue(Lane::Gather, operation, body);  // returns at once
