@@ -60,6 +60,7 @@ Work& Work::operator=(Work&& other) {
   recorder_ = other.recorder_;
   call_ = std::move(other.call_);
   lane_ = std::move(other.lane_);
+  held_ = std::move(other.held_);
   return *this;
 }
 
@@ -88,6 +89,7 @@ void Work::wait() {
     throw;
   }
   recorder_->end_wait(call_, pending->complete_after_wait());
+  auto held = std::exchange(held_, {});
   auto* checker = OrderChecker::active();
   if (!checker) return;
   if (!lane_.empty()) {
@@ -110,7 +112,8 @@ CallRecord Communicator::enter(std::string_view operation, std::int64_t bytes, c
                 .unit = info.unit,
                 .axis = axis_,
                 .reads = std::move(touches.reads),
-                .writes = std::move(touches.writes)};
+                .writes = std::move(touches.writes),
+                .tensors = std::move(touches.tensors)};
   return recorder_.enter(operation, axis_, bytes, info);
 }
 
@@ -119,6 +122,7 @@ Work Communicator::record(Work work, CallRecord call) {
   work.pending_->issued(call);
   work.recorder_ = &recorder_;
   work.call_ = std::move(call);
+  work.held_ = std::exchange(operation_.tensors, {});
   // A backend that runs on a timeline says there what comes before what. Else the operation comes after what the caller
   // has done, and before what it does once it has waited; operations on their way have no order among each other.
   auto* checker = OrderChecker::active();
@@ -174,7 +178,8 @@ void Communicator::check_apart(std::string_view operation, const at::Tensor& out
 Work Communicator::all_gather(at::Tensor full, at::Tensor shard, const CallInfo& info) {
   check_pair("all_gather", full, shard);
   if (size_ == 1) return copy_flat(full, shard), Work();
-  auto call = enter("all_gather", gather_bytes(bytes_of(full), size_), info, {{range_of(shard)}, {range_of(full)}});
+  auto call =
+      enter("all_gather", gather_bytes(bytes_of(full), size_), info, {{range_of(shard)}, {range_of(full)}, {shard}});
   return record(do_all_gather(std::move(full), std::move(shard)), std::move(call));
 }
 
@@ -199,7 +204,8 @@ Work Communicator::all_reduce(at::Tensor tensor, ReduceOp op, const CallInfo& in
   check("all_reduce", tensor);
   check_reduction("all_reduce", axis_, tensor, op);
   if (size_ == 1) return Work();
-  auto call = enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info, {{range_of(tensor)}, {range_of(tensor)}});
+  auto call =
+      enter("all_reduce", all_reduce_bytes(bytes_of(tensor), size_), info, {{range_of(tensor)}, {range_of(tensor)}});
   return record(do_all_reduce(std::move(tensor), op), std::move(call));
 }
 

@@ -83,6 +83,7 @@ class Work {
   Recorder* recorder_ = nullptr;
   CallRecord call_;
   std::string lane_;  ///< of its own, for the checker of order
+  std::vector<at::Tensor> held_;
 };
 
 class Communicator {
@@ -145,6 +146,7 @@ class Communicator {
  private:
   struct Touches {
     std::vector<ByteRange> reads, writes;
+    std::vector<at::Tensor> tensors;  ///< that the backend may let go of before the wait
   };
   CallRecord enter(std::string_view operation, std::int64_t bytes, const CallInfo& info, Touches touches);
   Work record(Work work, CallRecord call);

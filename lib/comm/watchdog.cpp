@@ -78,7 +78,9 @@ bool Watchdog::overdue(std::chrono::milliseconds elapsed) {
     waiting = recorder_.file().ring().waiting.load(std::memory_order_acquire);
     if (options_.several_hosts) recorder_.file().flush();
   }
-  if (waiting == 0 && probe_) waiting = probe_();
+  // Whatever the rank waits for: the probe also aborts communicators that have failed, which may be what it waits for.
+  auto unfinished = probe_ ? probe_() : 0;
+  if (waiting == 0) waiting = unfinished;
   if (waiting == 0 || waiting != watched_) {
     watched_ = waiting;
     waited_ = 0ms;

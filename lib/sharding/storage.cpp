@@ -6,6 +6,8 @@
 
 #include <bit>
 
+#include "comm/timeline/order_checker.h"
+
 namespace meshard {
 
 namespace {
@@ -52,10 +54,13 @@ at::Tensor BufferPool::acquire(std::int64_t bytes) {
   auto size = sizes_.take(bytes);
   auto found = free_.find(size);
   if (found == free_.end()) return at::empty({size}, at::TensorOptions(at::kByte).device(device_));
-  return std::move(free_.extract(found).mapped());
+  auto block = std::move(free_.extract(found).mapped());
+  note_write("a block of the pool that is taken", block);
+  return block;
 }
 
 void BufferPool::give_back(at::Tensor block) {
+  note_write("a block of the pool that is given back", block);
   auto size = block.numel();
   sizes_.give_back(size);
   free_.emplace(size, std::move(block));

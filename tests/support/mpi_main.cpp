@@ -88,18 +88,6 @@ Backend wanted_backend() {
   return name.starts_with("nccl") ? Backend::Nccl : Backend::Auto;
 }
 
-#ifdef MESHARD_NCCL_STUB
-nccl_stub::Devices* stub_devices() {
-  auto name = wanted_backend_name();
-  if (name != "nccl-late" && name != "nccl-early") return nullptr;
-  static nccl_stub::Devices devices(name == "nccl-early" ? std::optional(17u) : std::nullopt);
-  return &devices;
-}
-#else
-DeviceDriver* stub_devices() {
-  return nullptr;
-}
-#endif
 
 MpiProgress wanted_progress() {
   const char* name = std::getenv("MESHARD_TEST_PROGRESS");
@@ -135,6 +123,16 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
+#ifdef MESHARD_NCCL_STUB
+nccl_stub::Devices* nccl_stub::test_devices() {
+  auto name = wanted_backend_name();
+  if (name != "nccl-late" && name != "nccl-early") return nullptr;
+  ::setenv("MESHARD_CHECK_ORDER", "1", /*overwrite=*/0);
+  static Devices devices(name == "nccl-early" ? std::optional(17u) : std::nullopt);
+  return &devices;
+}
+#endif
+
 World& test_world() {
   return *world;
 }
@@ -148,7 +146,9 @@ int main(int argc, char** argv) {
     options.backend = wanted_backend();
     options.progress = wanted_progress();
     options.timeout = kHangTimeout;
-    options.devices = stub_devices();
+#ifdef MESHARD_NCCL_STUB
+    options.devices = nccl_stub::test_devices();
+#endif
     world.emplace(options);
   } catch (const ConfigError& error) {
     if (launch_of_environment().rank == 0) Log::error(fmt::format("skipped: {}", error.what()));

@@ -65,8 +65,8 @@ struct Notice {
                        kind == static_cast<int>(Kind::Broadcast) ? "root" : "op", op_or_root);
   }
   bool fits(const Notice& peer) const {
-    bool sizes = kind == static_cast<int>(Kind::SendRecv) ? count == peer.back && back == peer.count
-                                                          : count == peer.count;
+    bool sizes =
+        kind == static_cast<int>(Kind::SendRecv) ? count == peer.back && back == peer.count : count == peer.count;
     return communicator == peer.communicator && kind == peer.kind && sizes && dtype == peer.dtype &&
            op_or_root == peer.op_or_root;
   }
@@ -106,9 +106,9 @@ void compare(int rank, Peer& peer) {
     if (!mine.fits(theirs)) {
       auto& text = shared().disagreement;
       if (text.empty()) {
-        text = fmt::format("launch {} that ranks {} and {} have in common: rank {} launches {}, rank {} launches {}",
-                           peer.agreed, shared().world_rank, rank, shared().world_rank, mine.text(), rank,
-                           theirs.text());
+        text =
+            fmt::format("launch {} that ranks {} and {} have in common: rank {} launches {}, rank {} launches {}",
+                        peer.agreed, shared().world_rank, rank, shared().world_rank, mine.text(), rank, theirs.text());
       }
       return;
     }

@@ -14,9 +14,9 @@ namespace nccl_stub {
 
 /// What NCCL and the network do to one.
 struct Faults {
-  int in_progress = 2;           ///< looks at a communicator before a call that it has taken is done
-  bool init_never_ends = false;  ///< of communicators made from now on
-  int launches_until_error = -1; ///< of all communicators; the next launch then fails on its way; -1: none does
+  int in_progress = 2;            ///< looks at a communicator before a call that it has taken is done
+  bool init_never_ends = false;   ///< of communicators made from now on
+  int launches_until_error = -1;  ///< of all communicators; the next launch then fails on its way; -1: none does
 };
 /// Local. Those of this rank.
 Faults& faults();
@@ -41,5 +41,8 @@ class Devices : public meshard::DeviceDriver {
   std::optional<unsigned> early_;
   HostTimeline* timeline_ = nullptr;
 };
+
+/// Local. Those of this test program, if its backend is nccl-late or nccl-early; else null. The order is then checked.
+Devices* test_devices();
 
 }  // namespace nccl_stub

@@ -209,9 +209,8 @@ Work NcclCommunicator::launch(std::string_view call, Lane lane, std::vector<at::
   flight->recorder = &recorder();
   flight->start = timeline.mark(lane);
   flight->end = timeline.enqueue(lane, operation, [&](void* stream) {
-    nccl_.group(call, [&](ncclComm_t comm) {
-      check_nccl(issue(comm, static_cast<cudaStream_t>(stream)), call, axis());
-    });
+    nccl_.group(call,
+                [&](ncclComm_t comm) { check_nccl(issue(comm, static_cast<cudaStream_t>(stream)), call, axis()); });
   });
   return Work(std::make_unique<NcclPending>(std::move(flight), backend_, blocks));
 }

@@ -4,13 +4,13 @@
 //
 // A lane carries all axes: gather (all_gather, broadcast), reduce (reduce_scatter, all_reduce, barrier), exchange
 // (all_to_all, all_to_all_v: what a layer computes next waits for it, so it must not queue behind a gather that was
-// issued ahead); and outer everything on dp_outer. An operation starts after what its caller's compute lane holds at its
-// issue; Work::wait() makes the compute lane that is current then wait for it, and lets go of the tensors: their memory
-// may be used again by that lane, so wait where they are used.
+// issued ahead); and outer everything on dp_outer. An operation starts after what its caller's compute lane holds at
+// its issue; Work::wait() makes the compute lane that is current then wait for it, and lets go of the tensors: their
+// memory may be used again by that lane, so wait where they are used.
 //
 // All ranks launch the same operations in the same order over all axes together, as they run the same program on the
-// same model (DESIGN.md section 4): NCCL may then run communicators beside each other without a deadlock. Where one
-// communicator is used from two lanes (dp_outer never is; the world's axis may be), NCCL itself runs its operations one
+// same model (comm/DESIGN.md section 4): NCCL may then run communicators beside each other without a deadlock. Where
+// one communicator is used from two lanes (dp_outer never is; the world's axis may be), NCCL itself runs its operations one
 // after the other, which is allowed and costs overlap only.
 
 #include <deque>

@@ -12,8 +12,8 @@
 
 namespace meshard {
 
-/// Local. The version of the NCCL that runs, as "2.27.3". Before NCCL reads its settings (it does at its first use): its
-/// communicators run in the order in which the program launches them, unless the user has set NCCL_LAUNCH_ORDER_IMPLICIT.
+/// Local. The version of the NCCL that runs, as "2.27.3". Sets NCCL_LAUNCH_ORDER_IMPLICIT before NCCL reads it, unless
+/// the user has: communicators then run in the order in which the program launches them.
 std::string nccl_version();
 
 /// Local. The version of the NCCL that runs, as "2.27.3". Throws CommError if it is older than, or of another major

@@ -54,7 +54,8 @@ class CudaToken : public Token {
   CudaToken(std::shared_ptr<EventPool> pool, cudaStream_t stream) : pool_(std::move(pool)), event_(pool_->take()) {
     check_cuda(cudaEventRecord(event_, stream), "cudaEventRecord");
   }
-  // A stream that was made to wait for the event keeps what it waits for: the next record moves the event, not the wait.
+  // A stream that was made to wait for the event keeps what it waits for: the next record moves the event, not the
+  // wait.
   ~CudaToken() override { pool_->give_back(event_); }
 
   bool done() const override {

@@ -156,12 +156,26 @@ void OrderChecker::give_back_lane(const std::string& lane) {
   free_lanes_.push_back(lane);
 }
 
+std::string OrderChecker::found_text() const {
+  return found_ < 2 ? first_ : fmt::format("{} ({} more)", first_, found_ - 1);
+}
+
 void OrderChecker::raise() {
   std::lock_guard lock(mutex_);
-  if (found_ == 0) return;
-  auto more = std::exchange(found_, 0) - 1;
-  auto text = std::exchange(first_, {});
-  throw LogicError(more == 0 ? "order: " + text : fmt::format("order: {} ({} more)", text, more));
+  if (found_ > 0) throw LogicError("order: " + found_text());
+}
+
+std::string OrderChecker::take_found() {
+  std::lock_guard lock(mutex_);
+  auto text = found_text();
+  found_ = 0;
+  first_.clear();
+  return text;
+}
+
+void note_write(std::string_view how, const at::Tensor& tensor) {
+  auto* checker = OrderChecker::active();
+  if (checker) checker->access(kComputeLane, {.name = std::string(how), .writes = {range_of(tensor)}});
 }
 
 }  // namespace meshard

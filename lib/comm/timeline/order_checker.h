@@ -1,8 +1,8 @@
 #pragma once
 // Whether what runs at the same time keeps its hands off each other's memory: a happens-before checker. Each lane has
 // a vector clock; every operation says which bytes it reads and writes. Two accesses to a byte, one of them a write, of
-// which neither is known to come after the other, are an error, whether or not it went well this time. DESIGN.md
-// section 5.
+// which neither is known to come after the other, are an error, whether or not it went well this time.
+// comm/DESIGN.md section 10.
 
 #include <ATen/core/Tensor.h>
 
@@ -70,8 +70,10 @@ class OrderChecker {
   std::string borrow_lane();
   void give_back_lane(const std::string& lane);
 
-  /// Local. Throws LogicError with the first pair that was found since, and how many more there were.
+  /// Local. Throws LogicError with the first pair that was found, and how many more there were, now and ever after.
   void raise();
+  /// Local. What raise() throws; empty: nothing. Forgets it.
+  std::string take_found();
 
  private:
   struct Access {
@@ -92,6 +94,7 @@ class OrderChecker {
   bool before(const Access& earlier, int lane);
   void split(const char* at);
   void touch(ByteRange range, const Access& access, bool write);
+  std::string found_text() const;
   void check(const Access& earlier, const Access& later, const char* earlier_did, const char* later_does);
 
   std::mutex mutex_;
@@ -105,5 +108,8 @@ class OrderChecker {
   std::string first_;
   std::int64_t found_ = 0;
 };
+
+/// Local. The compute lane writes the tensor, where something other than an operator of ATen does or allows it.
+void note_write(std::string_view how, const at::Tensor& tensor);
 
 }  // namespace meshard

@@ -9,12 +9,13 @@ TokenPtr Timeline::mark(Lane lane) {
 }
 
 TokenPtr Timeline::enqueue(Lane lane, const Operation& operation, const Body& body) {
-  auto* checker = OrderChecker::active();
-  if (checker) checker->access(lane_name(lane), operation);
   auto token = do_enqueue(lane, operation, body);
   token->held_ = operation.tensors;
   token->before_ = std::exchange(waited_[static_cast<int>(lane)], {});
-  if (checker) token->clock_ = checker->point(lane_name(lane));
+  if (auto* checker = OrderChecker::active()) {
+    checker->access(lane_name(lane), operation);
+    token->clock_ = checker->point(lane_name(lane));
+  }
   return token;
 }
 

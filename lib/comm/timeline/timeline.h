@@ -1,7 +1,7 @@
 #pragma once
 // What runs beside what on a device: lanes, each in order, and the points at which one lane waits for another. All of
 // a backend's order is said in these words, so that it can run on a device, on the host of a test, and be checked.
-// DESIGN.md section 5.
+// comm/DESIGN.md section 10.
 //
 //   timeline.wait(Lane::Gather, timeline.mark(Lane::Compute));    // not before what computes has come to here
 //   auto done = timeline.enqueue(Lane::Gather, operation, body);  // returns at once
@@ -52,9 +52,9 @@ class Timeline {
   /// Local. The point that the lane has come to with all that was put on it.
   TokenPtr mark(Lane lane);
 
-  /// Local. Runs `body`, which puts work on the lane, after all that the lane holds. The tensors of `operation` are held
-  /// until the compute lane has been made to wait for the token, itself or by way of other lanes. The token is the point
-  /// after it. Throws what `body` throws.
+  /// Local. Runs `body`, which puts work on the lane, after all that the lane holds. The tensors of `operation` are
+  /// held until the compute lane has been made to wait for the token, itself or by way of other lanes. The token is the
+  /// point after it. Throws what `body` throws.
   TokenPtr enqueue(Lane lane, const Operation& operation, const Body& body);
 
   /// Local. What is put on the lane from now on waits for the token. The compute lane is that of the calling thread.

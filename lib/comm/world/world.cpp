@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <iterator>
@@ -32,6 +33,8 @@ at::Tensor bytes_tensor(const std::string& text, std::int64_t size) {
 
 World::World(const WorldOptions& options) : state_(std::make_unique<State>()) {
   check_launcher_environment();
+  auto* check_order = std::getenv("MESHARD_CHECK_ORDER");
+  if (check_order && std::string(check_order) == "1") state_->order.emplace();
   state_->join();
   check_launched_world(size());
   if (options.expect_ranks && *options.expect_ranks != size()) {
@@ -98,6 +101,10 @@ World::~World() {
     return;
   }
   try {
+    if (state_->order) {
+      auto found = state_->order->checker().take_found();
+      if (!found.empty()) Log::error(fmt::format("rank {}: order: {}", rank(), found));
+    }
     state_->control->barrier();
     auto call = state_->recorder->enter("finalize", std::string(kControlAxis), 0, {});
     state_->recorder->begin_wait(call);

@@ -12,6 +12,7 @@
 #include "comm/mpi/backend.h"
 #include "comm/nccl/device_backend.h"
 #include "comm/recorder.h"
+#include "comm/timeline/order_observer.h"
 #include "comm/watchdog.h"
 #include "comm/world/world.h"
 
@@ -19,6 +20,7 @@ namespace meshard {
 
 // Members in the order of construction. Destroyed in reverse: communicators, devices, MPI, watchdog.
 struct World::State {
+  std::optional<OrderObserver> order;  ///< where the user wants the order checked
   std::unique_ptr<Recorder> recorder;
   std::unique_ptr<Watchdog> watchdog;
   std::optional<MpiEnvironment> environment;
