@@ -249,6 +249,7 @@ void ParamGroup::zero_grad() {
 
 void ParamGroup::refresh() {
   release();
+  refresh_.wait();  // of a unit that has not run since
   if (shares_main_) return;
   if (placement_.params == placement_.optimizer) {
     main_.cast(precision_.param, model_);

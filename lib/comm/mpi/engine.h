@@ -1,6 +1,6 @@
 #pragma once
 // How a rank waits for MPI, and how its operations move on while it computes. One engine per World: all operations of a
-// rank go through it. DESIGN.md section 3.
+// rank go through it. comm/DESIGN.md section 3.
 //
 // An operation is a small state machine of nonblocking MPI calls. Whoever waits for one operation drives all of them,
 // because a peer may wait for them in another order and need the later messages of this rank.

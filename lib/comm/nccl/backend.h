@@ -10,8 +10,8 @@
 //
 // All ranks launch the same operations in the same order over all axes together, as they run the same program on the
 // same model (comm/DESIGN.md section 4): NCCL may then run communicators beside each other without a deadlock. Where
-// one communicator is used from two lanes (dp_outer never is; the world's axis may be), NCCL itself runs its operations one
-// after the other, which is allowed and costs overlap only.
+// one communicator is used from two lanes (dp_outer never is; the world's axis may be), NCCL itself runs its operations
+// one after the other, which is allowed and costs overlap only.
 
 #include <deque>
 #include <memory>

@@ -1,5 +1,5 @@
 #pragma once
-// The lanes of a rank: what is put on one runs in order, and beside what is on the others. DESIGN.md section 5.
+// The lanes of a rank: what is put on one runs in order, and beside what is on the others. comm/DESIGN.md section 10.
 
 #include <array>
 #include <string_view>
