@@ -67,7 +67,8 @@ StepRecord Trainer::step() {
 
   if (config_.logging.per_layer) {
     for (std::size_t i = 0; i < norm.unit_squares.size(); ++i) {
-      record.unit_norms.emplace_back(runtime_.units()[i]->name(), std::sqrt(norm.unit_squares[i]));
+      auto& unit = *runtime_.units()[i];
+      if (!unit.groups().empty()) record.unit_norms.emplace_back(unit.name(), std::sqrt(norm.unit_squares[i]));
     }
   }
   record.seconds = seconds_since(begin);

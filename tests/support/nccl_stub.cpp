@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <thread>
 
 #include "base/error.h"
@@ -15,128 +14,12 @@
 #include "comm/mpi/messages.h"
 #include "comm/mpi/reduce.h"
 #include "comm/nccl/backend.h"
+#include "support/nccl_launches.h"
 
 using namespace meshard;
+using namespace nccl_stub;
 
 namespace {
-
-// -- dtypes and names -------------------------------------------------------------------------------------------------
-
-at::ScalarType dtype_of(int type) {
-  switch (type) {
-    case ncclFloat32:
-      return at::kFloat;
-    case ncclBfloat16:
-      return at::kBFloat16;
-    case ncclFloat64:
-      return at::kDouble;
-    case ncclInt32:
-      return at::kInt;
-    case ncclInt64:
-      return at::kLong;
-    default:
-      return at::kByte;
-  }
-}
-
-ReduceOp op_of(int op) {
-  return op == ncclAvg ? ReduceOp::Average : op == ncclMax ? ReduceOp::Max : ReduceOp::Sum;
-}
-
-enum class Kind { AllGather, ReduceScatter, AllReduce, Broadcast, SendRecv };
-constexpr const char* kKindNames[] = {"ncclAllGather", "ncclReduceScatter", "ncclAllReduce", "ncclBroadcast",
-                                      "ncclSend/ncclRecv"};
-
-/// What one rank tells another of a launch that both take part in.
-struct Notice {
-  int communicator = 0;
-  int kind = 0;
-  std::int64_t count = 0;  ///< of SendRecv: bytes that the sender of the notice sends to its receiver
-  std::int64_t back = 0;   ///< bytes that it expects from it
-  int dtype = 0;
-  int op_or_root = 0;
-  char name[40] = "";
-
-  std::string text() const {
-    if (kind == static_cast<int>(Kind::SendRecv)) {
-      return fmt::format("{} on {} of {} bytes out and {} in", kKindNames[kind], name, count, back);
-    }
-    return fmt::format("{} on {} of {} x {}, {} {}", kKindNames[kind], name, count, c10::toString(dtype_of(dtype)),
-                       kind == static_cast<int>(Kind::Broadcast) ? "root" : "op", op_or_root);
-  }
-  bool fits(const Notice& peer) const {
-    bool sizes =
-        kind == static_cast<int>(Kind::SendRecv) ? count == peer.back && back == peer.count : count == peer.count;
-    return communicator == peer.communicator && kind == peer.kind && sizes && dtype == peer.dtype &&
-           op_or_root == peer.op_or_root;
-  }
-};
-
-constexpr int kNoticeTag = 1;
-// A communicator has a number of its own in the whole world: its rank 0's, and which of that rank's it is.
-constexpr int kCommunicatorsOfARank = 2048, kTagsOfACommunicator = 4096;
-
-// -- what all communicators share -------------------------------------------------------------------------------------
-
-struct Peer {
-  std::vector<Notice> launched;  ///< by this rank, with that one
-  std::deque<Notice> heard;      ///< from it, not compared yet
-  std::size_t agreed = 0;
-};
-
-struct Shared {
-  nccl_stub::Faults faults;
-  std::thread::id main = std::this_thread::get_id();
-  int world_rank = 0;
-  int made = 0;  ///< communicators whose rank 0 this is
-  std::map<int, Peer> peers;
-  std::deque<std::pair<MPI_Request, Notice>> sending;
-  std::string disagreement;
-};
-
-Shared& shared() {
-  static Shared shared;
-  return shared;
-}
-
-void compare(int rank, Peer& peer) {
-  while (!peer.heard.empty() && peer.agreed < peer.launched.size()) {
-    auto& mine = peer.launched[peer.agreed];
-    auto theirs = peer.heard.front();
-    if (!mine.fits(theirs)) {
-      auto& text = shared().disagreement;
-      if (text.empty()) {
-        text =
-            fmt::format("launch {} that ranks {} and {} have in common: rank {} launches {}, rank {} launches {}",
-                        peer.agreed, shared().world_rank, rank, shared().world_rank, mine.text(), rank, theirs.text());
-      }
-      return;
-    }
-    peer.heard.pop_front();
-    ++peer.agreed;
-  }
-}
-
-/// Takes in what other ranks say that they launch.
-void listen() {
-  auto& all = shared();
-  for (int flag = 1; flag;) {
-    MPI_Status status;
-    MPI_Iprobe(MPI_ANY_SOURCE, kNoticeTag, MPI_COMM_WORLD, &flag, &status);
-    if (!flag) break;
-    Notice notice;
-    MPI_Recv(&notice, sizeof notice, MPI_BYTE, status.MPI_SOURCE, kNoticeTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-    auto& peer = all.peers[status.MPI_SOURCE];
-    peer.heard.push_back(notice);
-    compare(status.MPI_SOURCE, peer);
-  }
-  while (!all.sending.empty()) {
-    int done = 0;
-    MPI_Test(&all.sending.front().first, &done, MPI_STATUS_IGNORE);
-    if (!done) break;
-    all.sending.pop_front();
-  }
-}
 
 /// Messages with buffers of their own: an aborted communicator leaves them to MPI for good.
 struct Buffers {
